@@ -111,6 +111,11 @@ class TokenMasks:
             if request_id not in self._compiling and (mask := rules.late_mask) is not None
         }
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether no request has rules."""
+        return not (self._rules or self._compiling or self._dead_ends or self._completed)
+
     def accept(self, request_id: str, token_ids: Sequence[int]) -> None:
         """Append committed output tokens; the next mask starts in the background."""
         rules = self._rules.get(request_id)

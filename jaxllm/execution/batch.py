@@ -9,9 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.execution.kept_rows import RowSettings, to_int32
 from jaxllm.execution.packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
-from jaxllm.execution.rows import fill_rare, fill_rows, find_extra
-from jaxllm.models.inputs import MediaTokens, TokenBatch
+from jaxllm.execution.rows import fill_rare, fill_rows
+from jaxllm.models.inputs import MediaTokens
 from jaxllm.sampling.inputs import RareRules
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
 
@@ -26,42 +27,49 @@ class StepInputs(NamedTuple):
 
 
 def build(
-    plan: StepPlan, shape: BatchShape, block_size: int, vocab_size: int, masks: Sequence[RowMask | None]
+    plan: StepPlan,
+    shape: BatchShape,
+    block_size: int,
+    vocab_size: int,
+    masks: Sequence[RowMask | None],
+    settings: RowSettings,
 ) -> StepInputs:
     """Pad and pack one plan; `masks` has the token ids that each row may sample, None for all.
 
-    Buffers are new each time: the device may still be reading the last step's.
+    `settings` are those of the plan's chunks. Buffers are new each time: the device may still be
+    reading the last step's.
     """
     ints, floats, inputs = allocate(shape)
-    lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
-    starts = np.array([chunk.start for chunk in plan.chunks])
+    lengths = _lengths(plan)
+    starts = to_int32([chunk.start for chunk in plan.chunks])
     _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
-    rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts)
+    rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts, settings)
     if plan.has_adapters:
-        inputs.tokens.adapter_slots_t[rows] = np.array([chunk.adapter_slot for chunk in plan.chunks])[seqs]
-    if plan.kind is not StepKind.SAMPLE:
-        _fill_types(inputs.tokens, plan.chunks, rows, seqs, positions)
+        inputs.tokens.adapter_slots_t[rows] = settings.adapter_slots_s[seqs]
+    if plan.kind is not StepKind.SAMPLE:  # mark the tokens of pairs' second texts
+        inputs.tokens.type_ids_t[rows] = positions >= settings.pair_starts_s[seqs]
     for tokens in inputs.media:
         _fill_media(tokens, plan.chunks, rows, seqs, positions)
     ends, places, offsets = starts + lengths, positions // block_size, positions % block_size
     of_groups = zip(inputs.placements, shape.query_tiles, shape.attention_chunks, strict=True)
     for group, (placement, query_tile, attention_chunk) in enumerate(of_groups):
-        block_ids, own_ends, own_places = [chunk.block_ids[group] for chunk in plan.chunks], ends, places
-        if attention_chunk is not None:
+        own_ends, own_places = ends, places
+        if attention_chunk is None:
+            placement.block_tables_sm[: len(ends)] = settings.tables[group][settings.slots_s]
+        else:
             # Attention begins with the chunk: blocks before it are cut off the table, and their tokens do not count.
             firsts = starts // attention_chunk * (attention_chunk // block_size)
-            block_ids = [ids[first:] for ids, first in zip(block_ids, firsts.tolist(), strict=True)]
+            all_ids = zip([chunk.block_ids[group] for chunk in plan.chunks], firsts.tolist(), strict=True)
+            _fill_blocks(placement, [ids[first:] for ids, first in all_ids])
             own_ends, own_places = ends - firsts * block_size, places - firsts[seqs]
-        _fill_blocks(placement, block_ids)
         placement.context_lens_s[: len(ends)] = own_ends
         placement.slots_t[rows] = placement.block_tables_sm[seqs, own_places] * block_size + offsets
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
-    extra = find_extra(plan.chunks)
-    fill_rows(inputs, plan.chunks, ends, extra)
+    fill_rows(inputs, plan, settings, ends)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
-    rare = fill_rare(inputs.uses, plan.chunks, masks, specs, extra)
+    rare = fill_rare(inputs.uses, plan, settings, masks, specs)
     return StepInputs(ints, floats, rare)
 
 
@@ -73,11 +81,18 @@ def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:
     return np.cumsum(num_rows) - num_rows + is_longer * (-num_decodes % alignment)
 
 
+def _lengths(plan: StepPlan) -> np.ndarray:
+    """Return the number of tokens of each chunk."""
+    if plan.decodes_only:
+        return np.ones(len(plan.chunks), np.int32)
+    return to_int32([len(chunk.token_ids) for chunk in plan.chunks])
+
+
 def num_token_rows(plan: StepPlan, alignment: int) -> int:
     """Return the number of rows of tokens that a plan takes."""
-    if alignment == 1:
+    if alignment == 1 or plan.decodes_only:
         return plan.num_tokens
-    lengths = np.array([len(chunk.token_ids) for chunk in plan.chunks])
+    lengths = _lengths(plan)
     return int(first_rows(lengths, alignment)[-1] + lengths[-1])
 
 
@@ -88,13 +103,12 @@ def _fill_sequences(inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.n
     for rows_s in (sequences.query_starts_s, sequences.query_ends_s):
         rows_s[num_seqs:] = sequences.query_ends_s[num_seqs - 1]
     sequences.num_decodes[...] = np.count_nonzero(lengths == 1)
-    inputs.logit_rows.previous_rows_s[:num_seqs] = [
-        -1 if chunk.previous_row is None else chunk.previous_row for chunk in chunks
-    ]
+    previous = [-1 if (row := chunk.previous_row) is None else row for chunk in chunks]
+    inputs.logit_rows.previous_rows_s[:num_seqs] = to_int32(previous)
 
 
 def _fill_tokens(
-    inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray
+    inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray, settings: RowSettings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fill the tokens' record; return each token's row, sequence and position."""
     tokens, sequences = inputs.tokens, inputs.sequences
@@ -103,18 +117,8 @@ def _fill_tokens(
     positions = starts[seqs] + places
     tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
     tokens.positions_t[rows] = positions
-    prompt_lens = np.array([chunk.num_prompt_tokens for chunk in chunks])
-    tokens.rope_lengths_t[rows] = np.maximum(prompt_lens[seqs], positions + 1)
+    tokens.rope_lengths_t[rows] = np.maximum(settings.prompt_lens_s[seqs], positions + 1)
     return rows, seqs, positions
-
-
-def _fill_types(
-    tokens: TokenBatch, chunks: Sequence[Chunk], rows: np.ndarray, seqs: np.ndarray, positions: np.ndarray
-) -> None:
-    """Mark the tokens of pairs' second texts."""
-    most = np.iinfo(np.int32).max
-    firsts = np.array([most if chunk.pair_start is None else chunk.pair_start for chunk in chunks])
-    tokens.type_ids_t[rows] = positions >= firsts[seqs]
 
 
 def _fill_media(

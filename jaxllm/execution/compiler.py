@@ -274,6 +274,11 @@ class StepCompiler:
             order = [self.buckets[-1], decodes, *self.buckets]
         return order
 
+    @property
+    def batch_shapes(self) -> list[BatchShape]:
+        """Return the shape of each bucket's steps, the smallest first."""
+        return list(self._batch_shapes.values())
+
     def batch_shape(self, plan: StepPlan) -> BatchShape:
         """Return the smallest shape that holds a step."""
         num_tokens = num_token_rows(plan, self.config.row_alignment)

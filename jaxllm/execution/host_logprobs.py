@@ -9,9 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.core_messages import TokenLogprobs
-from jaxllm.execution.rows import find_extra
 from jaxllm.sampling.logprobs import Logprobs
-from jaxllm.scheduling.plan import Chunk
+from jaxllm.scheduling.plan import Chunk, StepPlan
 
 
 class _Wish(NamedTuple):
@@ -24,16 +23,17 @@ class _Wish(NamedTuple):
 
 
 def read_logprobs(
-    chunks: Sequence[Chunk], token_ids: Sequence[int], logprobs: Logprobs
+    plan: StepPlan, token_ids: Sequence[int], logprobs: Logprobs
 ) -> tuple[list[list[TokenLogprobs] | None], list[list[TokenLogprobs]]]:
     """Return for each chunk the log-probabilities of the rows that it sampled, and an entry per scored prompt token.
 
     `token_ids` are the tokens of all rows.
     """
+    chunks = plan.chunks
     rows = _read_rows(list(_wishes(chunks)), token_ids, logprobs)
     sampled = [None if own is None else [own] for own in rows[: len(chunks)]]
     scored: list[list[TokenLogprobs]] = [[] for _ in chunks]
-    for index, first, num_rows in find_extra(chunks):
+    for index, first, num_rows in plan.extra_rows:
         target = sampled[index] if chunks[index].num_drafts else scored[index]
         if target is not None:
             target[:0] = [entry for entry in rows[first : first + num_rows] if entry is not None]

@@ -36,8 +36,8 @@ class _Request:
 
     def __init__(self, chunk: Chunk, token_ids: Sequence[int]) -> None:
         self.params: SamplingParams = chunk.params
-        self.prompt_ids = list(token_ids[: chunk.num_prompt_tokens])
-        self.output_ids = list(token_ids[chunk.num_prompt_tokens :])
+        self.prompt_ids = list(token_ids[: chunk.owner.num_prompt_tokens])
+        self.output_ids = list(token_ids[chunk.owner.num_prompt_tokens :])
 
 
 class HostProcessors:
@@ -83,7 +83,7 @@ class HostProcessors:
 
     def _request_of(self, chunk: Chunk) -> _Request:
         """Return the request of a chunk, with all output tokens that come before this step."""
-        row = chunk.count_row
+        row = chunk.owner.count_row
         if row is None:
             raise RuntimeError("a request without token counts: this is a bug in jaxllm")
         if chunk.history is not None:  # it has just got the row

@@ -17,16 +17,17 @@ from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
 from jaxllm.execution.encoder import check_item, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
+from jaxllm.execution.kept_rows import KeptRows, RowSettings
 from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, Launch, Launcher, StepLaunch
 from jaxllm.execution.options import running
 from jaxllm.execution.packing import BatchShape
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, read_pooled
 from jaxllm.execution.programs import Programs
-from jaxllm.execution.rows import find_extra, least_sampling
+from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.media import Encode
-from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
+from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 
 
 class RunningStep:
@@ -52,17 +53,17 @@ class RunningStep:
         rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
         if self._host_processors is not None:
             self._host_processors.after_step()
-        token_ids = _by_chunk(chunks, rows)
+        token_ids = _by_chunk(self.plan, rows)
         if self._output.logprobs is None:
             return StepResult(token_ids, [None] * len(chunks), [[]] * len(chunks))
-        return StepResult(token_ids, *read_logprobs(chunks, rows, self._output.logprobs))
+        return StepResult(token_ids, *read_logprobs(self.plan, rows, self._output.logprobs))
 
 
-def _by_chunk(chunks: Sequence[Chunk], rows: Sequence[int]) -> list[list[int]]:
+def _by_chunk(plan: StepPlan, rows: Sequence[int]) -> list[list[int]]:
     """Return the tokens that each chunk's rows sampled; `rows` has the tokens of all rows."""
-    tokens = [[token_id] for token_id in rows[: len(chunks)]]
-    for index, first, num_rows in find_extra(chunks):
-        if chunks[index].num_drafts:
+    tokens = [[token_id] for token_id in rows[: len(plan.chunks)]]
+    for index, first, num_rows in plan.extra_rows:
+        if plan.chunks[index].num_drafts:
             tokens[index][:0] = rows[first : first + num_rows]
     return tokens
 
@@ -109,6 +110,8 @@ class ModelRunner:
         self.launcher, self._activation, self._draft = launcher, activation, draft
         self.compiler = launcher.compiler
         self._broadcast, self._is_draft = broadcast, is_draft
+        widest = self.compiler.batch_shapes[-1]
+        self._kept = KeptRows(self.compiler.max_rows, len(widest.query_tiles), widest.max_blocks)
         self._places = {key: place for place, key in enumerate(self.programs.keys)}
 
     @property
@@ -161,9 +164,10 @@ class ModelRunner:
                 self._launch(launch)
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
-        bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan.chunks, masks)
+        settings = self._kept.take(plan.chunks)
+        bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
         shape = self._nearest(self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only))
-        inputs = self._build(plan, masks, shape.batch)
+        inputs = self._build(plan, masks, shape.batch, settings)
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
@@ -180,7 +184,8 @@ class ModelRunner:
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> _RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
         shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
-        outputs = self._launch(self._step(plan, self._build(plan, masks, shape.batch), shape))
+        inputs = self._build(plan, masks, shape.batch, self._kept.take(plan.chunks))
+        outputs = self._launch(self._step(plan, inputs, shape))
         assert isinstance(outputs, Array)
         return _RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
 
@@ -212,8 +217,11 @@ class ModelRunner:
         self._broadcast(launch)
         return self.launcher.launch(launch)
 
-    def _build(self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape) -> StepInputs:
-        return build(plan, shape, self.compiler.config.block_size, self.compiler.model.config.vocab_size, masks)
+    def _build(
+        self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape, settings: RowSettings
+    ) -> StepInputs:
+        block_size, vocab_size = self.compiler.config.block_size, self.compiler.model.config.vocab_size
+        return build(plan, shape, block_size, vocab_size, masks, settings)
 
     def _step(
         self, plan: StepPlan, inputs: StepInputs, shape: ProgramKey, rare: list[np.ndarray | None] | None = None
@@ -251,9 +259,9 @@ class ModelRunner:
         """Return the new rows of the token counts, filled, for requests that have just got one."""
         vocab_size = self.compiler.model.config.vocab_size
         return [
-            (chunk.count_row, count_tokens(chunk.history, chunk.num_prompt_tokens, vocab_size))
+            (chunk.owner.count_row, count_tokens(chunk.history, chunk.owner.num_prompt_tokens, vocab_size))
             for chunk in plan.chunks
-            if chunk.history is not None and chunk.count_row is not None
+            if chunk.history is not None and chunk.owner.count_row is not None
         ]
 
 

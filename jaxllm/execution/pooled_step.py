@@ -99,8 +99,8 @@ def _read_sequences(
     results: list[Pooled | RequestError | None] = [None] * len(chunks)
     alike: dict[tuple[bool, int | None], list[int]] = {}
     for index, chunk in enumerate(chunks):
-        if chunk.start + len(chunk.token_ids) == chunk.num_prompt_tokens:
-            alike.setdefault(_wish(chunk.pooling), []).append(index)
+        if chunk.start + len(chunk.token_ids) == chunk.owner.num_prompt_tokens:
+            alike.setdefault(_wish(chunk.owner.pooling), []).append(index)
     for wish, places in alike.items():
         rows_ro = _finish(outputs_so[places], *wish, activation)
         are_numbers = np.isfinite(rows_ro).all(axis=1)
@@ -110,7 +110,7 @@ def _read_sequences(
 
 
 def _read_tokens(chunk: Chunk, outputs_to: np.ndarray, activation: Activation) -> Pooled | RequestError:
-    params = chunk.pooling
+    params = chunk.owner.pooling
     assert params is not None
     if params.returned_token_ids is not None:
         outputs_to = outputs_to[:, params.returned_token_ids]

@@ -7,94 +7,68 @@ which samples as the chunk's own row does, or one per scored prompt token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from jaxllm.constraints.bits import RowMask
+from jaxllm.execution.kept_rows import RowSettings, Wants, to_int32
 from jaxllm.execution.packing import PackedInputs, RareSpec
-from jaxllm.sampling.inputs import RareRules, Rules, Sampling, Uses
+from jaxllm.sampling.inputs import RareRules, Sampling, Uses
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import Chunk
-from jaxllm.scheduling.request import needs_token_counts
+from jaxllm.scheduling.plan import Chunk, ExtraRows, StepPlan
 
 
-class _ExtraRows(NamedTuple):
-    """The extra rows of a chunk."""
-
-    chunk: int
-    """The chunk's index in the plan, which is its own row."""
-    first: int
-    """The first of the rows."""
-    num_rows: int
-
-
-def find_extra(chunks: Sequence[Chunk]) -> list[_ExtraRows]:
-    """Return the extra rows of each chunk that has some."""
-    extra, row = [], len(chunks)
-    for index in [index for index, chunk in enumerate(chunks) if chunk.num_drafts or chunk.scored_ids]:
-        extra.append(_ExtraRows(index, row, chunks[index].num_extra_rows))
-        row += chunks[index].num_extra_rows
-    return extra
-
-
-def least_sampling(chunks: Sequence[Chunk], masks: Sequence[RowMask | None]) -> Sampling:
+def least_sampling(plan: StepPlan, rows: RowSettings, masks: Sequence[RowMask | None]) -> Sampling:
     """Return the least sampling that does what every row asks for; `masks` are those of the rows."""
-    if masks.count(None) < len(masks) or any(map(_needs_full, chunks)):
+    is_scored = any(plan.chunks[extra.chunk].scored_ids for extra in plan.extra_rows)
+    if is_scored or masks.count(None) < len(masks) or rows.sampled(Wants.FULL).any():
         return Sampling.FULL
-    truncates = any(chunk.samples and _truncates(chunk.params) for chunk in chunks)
-    return Sampling.TRUNCATED if truncates else Sampling.PLAIN
+    return Sampling.TRUNCATED if rows.sampled(Wants.TRUNCATION).any() else Sampling.PLAIN
 
 
-def _needs_full(chunk: Chunk) -> bool:
-    """Return whether a row of the chunk needs more than a draw, masks aside."""
-    if not chunk.samples:
-        return bool(chunk.scored_ids)
-    params = chunk.params
-    return bool(chunk.count_row is not None or chunk.scored_ids or params.logit_bias) or _wants_logprobs(params)
-
-
-def fill_rows(inputs: PackedInputs, chunks: Sequence[Chunk], ends: np.ndarray, extra: Sequence[_ExtraRows]) -> None:
+def fill_rows(inputs: PackedInputs, plan: StepPlan, rows: RowSettings, ends: np.ndarray) -> None:
     """Fill the records of the rows, after those of sequences. `ends` are the chunks' ends."""
-    num_seqs = len(chunks)
-    params = [chunk.params for chunk in chunks]
+    chunks, num_seqs = plan.chunks, len(plan.chunks)
     sampling, rules, uses = inputs.sampling, inputs.rules, inputs.uses
-    seeds = np.array([chunk.seed for chunk in chunks], np.dtype("<u8"))
-    sampling.seeds_s2[:num_seqs] = seeds.view(np.dtype("<i4")).reshape(num_seqs, 2)[:, ::-1]  # the high word first
+    sampling.seeds_s2[:num_seqs] = rows.seeds_s2
     sampling.positions_s[:num_seqs] = ends
-    sampling.temperature_s[:num_seqs] = [p.temperature for p in params]
-    sampling.top_k_s[:num_seqs] = [p.top_k for p in params]
-    sampling.top_p_s[:num_seqs] = [p.top_p for p in params]
-    sampling.min_p_s[:num_seqs] = [p.min_p for p in params]
-    rules.num_outputs_s[:num_seqs] = [chunk.num_output_tokens for chunk in chunks]
+    sampling.temperature_s[:num_seqs] = rows.temperature_s
+    sampling.top_k_s[:num_seqs] = rows.top_k_s
+    sampling.top_p_s[:num_seqs] = rows.top_p_s
+    sampling.min_p_s[:num_seqs] = rows.min_p_s
+    rules.num_outputs_s[:num_seqs] = to_int32([chunk.num_output_tokens for chunk in chunks])
     for name, values_s in rules.extra_args.items():
-        for row, row_params in enumerate(params):
-            if row_params.extra_args and name in row_params.extra_args:
-                values_s[row] = row_params.extra_args[name]
-    sampled = [chunk.params for chunk in chunks if chunk.samples]
-    uses.truncation[...] = any(map(_truncates, sampled))
-    uses.logprobs[...] = any(map(_wants_logprobs, sampled))
-    _fill_penalties(rules, uses, chunks)
-    _fill_logit_rows(inputs, chunks, extra)
-    for index, first, num_drafts in _drafted(chunks, extra):
-        rows, before = slice(first, first + num_drafts), np.arange(-num_drafts, 0)
+        for row, chunk in enumerate(chunks):
+            if chunk.params.extra_args and name in chunk.params.extra_args:
+                values_s[row] = chunk.params.extra_args[name]
+    uses.truncation[...] = rows.sampled(Wants.TRUNCATION).any()
+    uses.logprobs[...] = rows.sampled(Wants.LOGPROBS).any()
+    counted = np.flatnonzero(rows.sampled(Wants.COUNTS))
+    if len(counted):
+        rules.count_rows_s[counted] = rows.count_rows_s[counted]
+        rules.presence_s[counted] = rows.presence_s[counted]
+        rules.frequency_s[counted] = rows.frequency_s[counted]
+        rules.repetition_s[counted] = rows.repetition_s[counted]
+        uses.penalties[...] = (rows.wants_s[counted] & int(Wants.PENALTIES)).any()
+    _fill_logit_rows(inputs, plan)
+    for index, first, num_drafts in _drafted(plan):
+        extra, before = slice(first, first + num_drafts), np.arange(-num_drafts, 0)
         for values_s in (*sampling, *rules[:-1], *rules.extra_args.values()):
-            values_s[rows] = values_s[index]
-        sampling.positions_s[rows] += before
-        rules.num_outputs_s[rows] += before
+            values_s[extra] = values_s[index]
+        sampling.positions_s[extra] += before
+        rules.num_outputs_s[extra] += before
 
 
 def fill_rare(
-    uses: Uses,
-    chunks: Sequence[Chunk],
-    masks: Sequence[RowMask | None],
-    specs: RareRules,
-    extra: Sequence[_ExtraRows],
+    uses: Uses, plan: StepPlan, rows: RowSettings, masks: Sequence[RowMask | None], specs: RareRules
 ) -> RareRules:
     """Return the arrays that some row needs, and None for the others; set the number of biases in `uses`."""
-    bias_ids_sb = bias_sb = logprob_ids_sn = None
+    wants_none = not plan.extra_rows and masks.count(None) == len(masks)
+    if wants_none and not rows.sampled(Wants.BIAS | Wants.ASKED_IDS).any():
+        return RareRules(*(None for _ in specs))
+    chunks, bias_ids_sb, bias_sb, logprob_ids_sn = plan.chunks, None, None, None
     sampled = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]
-    drafted = _drafted(chunks, extra)
+    drafted = _drafted(plan)
     for index, first, num_drafts in drafted:
         sampled += [(row, chunks[index]) for row in range(first, first + num_drafts)]
     masked = [(row, chunk, mask) for row, chunk in sampled if (mask := masks[row]) is not None]
@@ -111,7 +85,7 @@ def fill_rare(
             bias_ids_sb[row, : len(bias)] = list(bias)
             bias_sb[row, : len(bias)] = list(bias.values())
         uses.num_biases[...] = max(len(bias) for _, bias in biased)
-    asked = [(row, ids) for row, ids in enumerate(_asked_ids(chunks, extra)) if ids] if uses.logprobs else []
+    asked = [(row, ids) for row, ids in enumerate(_asked_ids(plan)) if ids] if uses.logprobs else []
     if asked:
         logprob_ids_sn = specs.logprob_ids_sn.neutral()
         for row, ids in asked:
@@ -126,16 +100,16 @@ def fill_rare(
     )
 
 
-def _drafted(chunks: Sequence[Chunk], extra: Sequence[_ExtraRows]) -> list[_ExtraRows]:
+def _drafted(plan: StepPlan) -> list[ExtraRows]:
     """Return the extra rows that come before drafts."""
-    return [rows for rows in extra if chunks[rows.chunk].num_drafts]
+    return [rows for rows in plan.extra_rows if plan.chunks[rows.chunk].num_drafts]
 
 
 def _counted_drafts(
-    chunks: Sequence[Chunk], drafted: Sequence[_ExtraRows], specs: RareRules
+    chunks: Sequence[Chunk], drafted: Sequence[ExtraRows], specs: RareRules
 ) -> dict[str, np.ndarray | None]:
     """Make the arrays of the drafts that come before rows whose tokens are counted."""
-    drafted = [each for each in drafted if chunks[each.chunk].count_row is not None]
+    drafted = [each for each in drafted if chunks[each.chunk].owner.count_row is not None]
     if not drafted:
         return {"drafts_sd": None, "draft_rows_sd": None}
     drafts_sd, draft_rows_sd = specs.drafts_sd.neutral(), specs.draft_rows_sd.neutral()
@@ -157,43 +131,27 @@ def _join_bits(rows: Sequence[tuple[int, np.ndarray]], spec: RareSpec) -> np.nda
     return bits_sw
 
 
-def _truncates(params: SamplingParams) -> bool:
-    return params.temperature > 0 and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
-
-
 def _wants_logprobs(params: SamplingParams) -> bool:
     return params.logprobs is not None or bool(params.logprob_token_ids)
 
 
-def _asked_ids(chunks: Sequence[Chunk], extra: Sequence[_ExtraRows]) -> Iterator[list[int] | None]:
+def _asked_ids(plan: StepPlan) -> Iterator[list[int] | None]:
     """Yield the token ids that each row is asked for."""
+    chunks = plan.chunks
     for chunk in chunks:
         yield chunk.params.logprob_token_ids if chunk.samples else None
-    for chunk in [chunks[rows.chunk] for rows in extra]:
+    for chunk in [chunks[rows.chunk] for rows in plan.extra_rows]:
         for _ in range(chunk.num_drafts):
             yield chunk.params.logprob_token_ids
         for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
             yield chunk.params.prompt_ids_at(position)
 
 
-def _fill_penalties(rules: Rules, uses: Uses, chunks: Sequence[Chunk]) -> None:
-    for row, chunk in enumerate(chunks):
-        if chunk.count_row is None or not chunk.samples:
-            continue
-        rules.count_rows_s[row] = chunk.count_row
-        params = chunk.params
-        rules.presence_s[row] = params.presence_penalty
-        rules.frequency_s[row] = params.frequency_penalty
-        rules.repetition_s[row] = params.repetition_penalty
-        if needs_token_counts(params):
-            uses.penalties[...] = 1
-
-
-def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Sequence[_ExtraRows]) -> None:
+def _fill_logit_rows(inputs: PackedInputs, plan: StepPlan) -> None:
     """Fill in the token of each row; the prompt token at position p - 1 predicts the one at p."""
-    logit_rows, rules, sequences = inputs.logit_rows, inputs.rules, inputs.sequences
+    logit_rows, rules, sequences, chunks = inputs.logit_rows, inputs.rules, inputs.sequences, plan.chunks
     logit_rows.logit_tokens_s[: len(chunks)] = sequences.query_ends_s[: len(chunks)] - 1
-    for index, first, num_rows in extra:
+    for index, first, num_rows in plan.extra_rows:
         chunk, rows = chunks[index], slice(first, first + num_rows)
         if chunk.num_drafts:
             last_token = int(logit_rows.logit_tokens_s[index])
@@ -204,4 +162,4 @@ def _fill_logit_rows(inputs: PackedInputs, chunks: Sequence[Chunk], extra: Seque
         rules.is_scored_s[rows] = 1
         rules.scored_ids_s[rows] = np.frombuffer(chunk.scored_ids, np.int32)
         inputs.uses.logprobs[...] = 1
-    logit_rows.num_rows[...] = len(chunks) + sum(rows.num_rows for rows in extra)
+    logit_rows.num_rows[...] = plan.num_rows

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.kv_cache_manager import BlockTable, KVCacheManager
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.speculation.drafter import DraftModelLimits
 
@@ -149,18 +149,21 @@ class DraftSteps:
         previous_row: int | None = None,
     ) -> Chunk:
         num_blocks = -(-(start + len(token_ids)) // self._cache.block_size)
-        return Chunk(
+        # The same seed at the same position draws the same noise: if the two models agree on the probabilities, they
+        # draw the same token.
+        owner = Owner(
             request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            params=_at_temperature(request.params.temperature),
+            seed=request.source.seed,
+        )
+        return Chunk(
+            owner=owner,
             start=start,
             token_ids=token_ids,
             previous_row=previous_row,
             block_ids=(self._block_ids(table)[:num_blocks],) * self._limits.num_groups,
             samples=samples,
-            num_prompt_tokens=request.num_prompt_tokens,
-            # The same seed at the same position draws the same noise: if the two models agree on the probabilities,
-            # they draw the same token.
-            params=_at_temperature(request.params.temperature),
-            seed=request.source.seed,
             num_output_tokens=0,
         )
 

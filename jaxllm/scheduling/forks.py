@@ -7,7 +7,6 @@ from collections.abc import Collection
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.request_queue import RequestQueue
-from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder
 
 
 class Forks:
@@ -25,20 +24,20 @@ class Forks:
         if donor.finish_reason is not None and not self.wants(donor) and self._cache.table_of(donor) is not None:
             self._cache.close_parked(donor.request_id)
 
-    def must_wait(self, request: Request, step: StepBuilder) -> bool:
+    def must_wait(self, request: Request) -> bool:
         """Return whether a fork should wait until its donor's prompt is planned in steps before this one."""
         donor = request.donor
         if donor is None or donor.finish_reason is not None or request.is_scored or donor.order > request.order:
             return False  # a fork ahead of its donor does not wait, since others may hold the donor up
-        return self._num_donated(donor, step) < donor.num_prompt_tokens
+        return self._num_donated(donor) < donor.num_prompt_tokens
 
-    def find_prefix(self, request: Request, step: StepBuilder) -> PrefixHit:
+    def find_prefix(self, request: Request) -> PrefixHit:
         """Return the longest prefix of a waiting request, from its donor or the cache."""
         donor = request.donor
         if donor is None:
             return self._cache.find_prefix(request, 0, takes_over=False)
         is_last = donor.finish_reason is not None and not donor.keeps_blocks and self._waiting.num_forks(donor) == 1
-        return self._cache.find_prefix(request, self._num_donated(donor, step), takes_over=is_last)
+        return self._cache.find_prefix(request, self._num_donated(donor), takes_over=is_last)
 
     def give_up_parked(self, request: Request, spared: Collection[Request]) -> bool:
         """Close a parked table for a waiting request, its own donor's last; return False if there is none to close."""
@@ -47,9 +46,9 @@ class Forks:
             return give_up(spared)
         return give_up({*spared, request.donor}) or give_up(spared)
 
-    def _num_donated(self, donor: Request, step: StepBuilder) -> int:
+    def _num_donated(self, donor: Request) -> int:
         """Return the number of the donor's tokens that are computed before this step runs."""
         table = self._cache.table_of(donor)
         if table is None:
             return 0
-        return table.num_computed_tokens + step.in_flight.get(donor, NOTHING_IN_FLIGHT).num_tokens
+        return table.num_computed_tokens + donor.num_planned

@@ -41,6 +41,18 @@ class BlockTable:
     """The recurrent state, if the model has any."""
     num_drafted_tokens: int = 0
     """The number of positions that the draft model has read, including guesses. `DraftSteps` alone changes it."""
+    _shown: GroupBlocks | None = None
+    """A copy of the blocks; None once they have changed since it was made."""
+
+    def shown(self) -> GroupBlocks:
+        """Return a copy of the blocks, the same one until they change."""
+        if self._shown is None:
+            self._shown = tuple([block_ids[:] for block_ids in self.block_ids])
+        return self._shown
+
+    def on_change(self) -> None:
+        """Note that the blocks have changed."""
+        self._shown = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,8 @@ class KVCacheManager:
             for number, group in enumerate(config.groups)
         )
         """The first one measures the residency of its blocks, if it is measured."""
+        self.is_bounded = any(group.is_bounded for group in config.groups)
+        """True if running requests give blocks back in some group."""
         self.slots = StateSlots(config.num_state_slots) if config.num_state_slots else None
         """The slots of recurrent state; None where the model has none."""
         self._most_new, self._max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
@@ -208,12 +222,16 @@ class KVCacheManager:
             return False
         for group, block_ids in zip(self.groups, table.block_ids, strict=True):
             block_ids.extend(group.pool.take(num_missing))
+        table.on_change()
         return True
 
     def trim(self, table: BlockTable, start: int) -> None:
         """Give back the blocks behind windows and chunks once all tokens before `start` are planned."""
         groups = zip(self.groups, table.block_ids, table.num_trimmed, strict=True)
-        table.num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in groups]
+        num_trimmed = [group.trim(block_ids, num, start) for group, block_ids, num in groups]
+        if num_trimmed != table.num_trimmed:
+            table.num_trimmed = num_trimmed
+            table.on_change()
 
     def register(self, request: Request, table: BlockTable, num_tokens: int) -> None:
         """Register the full blocks among the first num_tokens positions, with known token ids, in the prefix cache."""

@@ -6,6 +6,8 @@ import enum
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,12 +28,34 @@ class StepKind(enum.Enum):
     """Each token gives one output."""
 
 
-class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+NO_IDS = array("i")
+"""The scored ids of all chunks without any: making an array for each takes time."""
+
+
+class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False):
+    """What the chunks of a request have in common, from its admission until it ends or is preempted."""
+
+    request_id: str
+    num_prompt_tokens: int
+    params: SamplingParams
+    seed: int
+    """A number in [0, 2**64)."""
+    pooling: PoolingParams | None = None
+    """None for a request that generates."""
+    pair_start: int | None = None
+    """Position of the first token of a pair's second text; None for a single text."""
+    adapter_slot: int = 0
+    """The slot of the request's adapter, 0 for none."""
+    count_row: int | None = None
+    """The request's row of the device's token counts, if it needs one."""
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One request's tokens in one step."""
 
     # A struct because hundreds are made per step: a frozen dataclass takes five times as long.
 
-    request_id: str
+    owner: Owner
     start: int
     """Position of the chunk's first token."""
     token_ids: array[int]
@@ -40,37 +64,33 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Row of the step in flight whose sampled token is this chunk's only token; None when token_ids is complete."""
     block_ids: tuple[array[int], ...]
     """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Blocks that
-    no token from `start` on reads are the null block."""
-    state_slots: ChunkSlots = NO_SLOTS
-    """The slots of recurrent state, if the model has any."""
-    adapter_slot: int = 0
-    """The slot of the request's adapter, 0 for none."""
+    no token from `start` on reads are the null block. Chunks of a request whose blocks are the same share the copy."""
     samples: bool
     """True if the chunk ends at the request's last token, so that the step samples the next one."""
-    num_prompt_tokens: int
-    params: SamplingParams
-    seed: int
-    """A number in [0, 2**64)."""
     num_output_tokens: int
     """The number of outputs before the token that this chunk's last row samples, with those in flight and drafts."""
+    state_slots: ChunkSlots = NO_SLOTS
+    """The slots of recurrent state, if the model has any."""
     num_drafts: int = 0
     """The number of the last token_ids that are drafts, guesses of the tokens to sample: a row is sampled before each
     of them too, and the first draft that differs from its row's token ends the chunk's outputs."""
-    pooling: PoolingParams | None = None
-    """None in a step that samples."""
-    pair_start: int | None = None
-    """Position of the first token of a pair's second text; None for a single text."""
-    count_row: int | None = None
-    """The request's row of the device's token counts, if it needs one."""
     history: array[int] | None = None
     """int32, all tokens of the request when it gets its count_row, once, for the row to be filled."""
     score_start: int = 0
     """Position of the first prompt token to score."""
     media: ChunkMedia | None = None
     """What the tokens take from images and videos; None for a request without any."""
-    scored_ids: array[int] = msgspec.field(default_factory=lambda: array("i"))
+    scored_ids: array[int] = NO_IDS
     """int32, the prompt tokens from score_start on whose log-probabilities are wanted; this chunk's tokens predict
     them."""
+
+    @property
+    def request_id(self) -> str:
+        return self.owner.request_id
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.owner.params
 
     @property
     def num_extra_rows(self) -> int:
@@ -83,7 +103,17 @@ class Chunk(msgspec.Struct, frozen=True, gc=False, kw_only=True):
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
-@dataclass(frozen=True, slots=True)
+class ExtraRows(NamedTuple):
+    """The extra rows of a chunk."""
+
+    chunk: int
+    """The chunk's index in the plan, which is its own row."""
+    first: int
+    """The first of the rows."""
+    num_rows: int
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """The work of one step. Every plan that the scheduler returns must be run, in order, and committed."""
 
@@ -101,8 +131,10 @@ class StepPlan:
     encodes: tuple[Encode, ...] = ()
     """The images and videos to encode before the step runs."""
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
+        if self.decodes_only:
+            return len(self.chunks)
         return sum(len(chunk.token_ids) for chunk in self.chunks)
 
     @property
@@ -110,17 +142,27 @@ class StepPlan:
         """Return whether no chunk has more than one token."""
         return len(self.chunks[-1].token_ids) == 1
 
-    @property
+    @cached_property
+    def extra_rows(self) -> tuple[ExtraRows, ...]:
+        """Return the extra rows of each chunk that has some."""
+        extra, row = [], len(self.chunks)
+        for index in [index for index, chunk in enumerate(self.chunks) if chunk.num_drafts or chunk.scored_ids]:
+            num_rows = self.chunks[index].num_extra_rows
+            extra.append(ExtraRows(index, row, num_rows))
+            row += num_rows
+        return tuple(extra)
+
+    @cached_property
     def num_rows(self) -> int:
         """Return the number of rows of logits: one per chunk, then the extra rows, chunk by chunk."""
-        return sum(1 + chunk.num_extra_rows for chunk in self.chunks)
+        return len(self.chunks) + sum(extra.num_rows for extra in self.extra_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The result of a step: entry i belongs to chunks[i]. Entries of chunks that do not sample must be ignored."""
 
-    token_ids: Sequence[Sequence[int]]
+    token_ids: Sequence[list[int]]
     """The tokens that each chunk's rows sampled: before each of its drafts, then after its last token."""
     logprobs: Sequence[Sequence[TokenLogprobs] | None]
     """One entry per token, None if the chunk's request asks for none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 
 from jaxllm.core_messages import EngineCoreRequest, Pooled, PromptMedia
@@ -10,7 +11,7 @@ from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.media import extents, row_counts
-from jaxllm.scheduling.plan import StepKind
+from jaxllm.scheduling.plan import Owner, StepKind
 from jaxllm.scheduling.repetition import repeats
 
 
@@ -25,16 +26,22 @@ class Request:
         "keeps_blocks",
         "kind",
         "media",
+        "most_tokens",
         "num_cached_tokens",
+        "num_planned",
         "num_preemptions",
         "num_prompt_tokens",
         "num_seats",
+        "num_unknown",
         "order",
+        "owner",
         "params",
         "pooled",
         "pooling",
         "queued_ts",
         "request_id",
+        "row",
+        "row_step",
         "runs_whole",
         "salt",
         "scheduled_ts",
@@ -51,6 +58,7 @@ class Request:
         queued_ts: float,
         donor: Request | None = None,
         whole_tasks: frozenset[str] = frozenset(),
+        max_model_len: int = sys.maxsize,
     ) -> None:
         self.source = source
         self.request_id = source.request_id
@@ -67,6 +75,15 @@ class Request:
         self.token_ids = array("i", source.prompt_token_ids)
         """int32, prompt and outputs."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.most_tokens = min(self.num_prompt_tokens + source.max_tokens, max_model_len)
+        """The most tokens that it can have, prompt and outputs."""
+        self.owner: Owner | None = None
+        """What its chunks have in common, while it runs."""
+        self.num_planned = self.num_unknown = 0
+        """The number of its tokens that the steps in flight compute, and of those that they sample."""
+        self.row, self.row_step = -1, -1
+        """The row of the latest step in flight that samples its last token, and that step's id; -1 if the row of the
+        token is not known."""
         self.media = source.media
         """The images and videos of the prompt; None if it has none."""
         self.adapter = source.adapter
@@ -132,14 +149,6 @@ class Request:
             return range(0)
         return range(max(start + 1, self.score_start), min(start + num_tokens + 1, self.num_prompt_tokens))
 
-    def reaches_length(self, num_tokens: int, max_model_len: int) -> bool:
-        """Return whether the request ends, at the latest, with num_tokens tokens."""
-        return num_tokens >= self.most_tokens(max_model_len)
-
-    def most_tokens(self, max_model_len: int) -> int:
-        """Return the most tokens that the request can have, prompt and outputs."""
-        return min(self.num_prompt_tokens + self.source.max_tokens, max_model_len)
-
 
 def check_limits(request: Request, config: SchedulerConfig) -> None:
     """Raise VLLMValidationError for a request that no step can run."""
@@ -200,7 +209,7 @@ def kind_of(task: str | None) -> StepKind:
     return StepKind.POOL_TOKENS if task in TOKEN_TASKS else StepKind.POOL
 
 
-def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | None] | None:
+def find_end(request: Request) -> tuple[str, int | str | None] | None:
     """Return (finish_reason, stop_reason) if the request ends with its last token, else None."""
     source, params = request.source, request.params
     token_id = request.token_ids[-1]
@@ -209,7 +218,7 @@ def find_end(request: Request, max_model_len: int) -> tuple[str, int | str | Non
         return "stop", None
     if params.stop_token_ids and token_id in params.stop_token_ids:
         return "stop", token_id
-    if request.reaches_length(len(request.token_ids), max_model_len):
+    if len(request.token_ids) >= request.most_tokens:
         return "length", None
     detection = params.repetition_detection
     may_stop = request.num_output_tokens >= params.min_tokens

@@ -102,6 +102,11 @@ class RequestQueue:
         self._passed.clear()
         self._aside.clear()
 
+    @property
+    def has_forks(self) -> bool:
+        """Return whether any waiting request has a donor."""
+        return bool(self._num_forks)
+
     def num_forks(self, donor: Request) -> int:
         """Return the number of waiting requests with this donor."""
         return self._num_forks.get(donor, 0)

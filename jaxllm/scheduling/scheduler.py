@@ -29,13 +29,14 @@ from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.media import MediaCache
-from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
+from jaxllm.scheduling.plan import Owner, StepKind, StepPlan, StepResult
 from jaxllm.scheduling.prompts.shares import PromptShares, share_out
 from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import make_output, take_pooled, take_samples
 from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
+from jaxllm.scheduling.state_slots import NO_SLOTS
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
@@ -67,8 +68,8 @@ class Scheduler:
         self._counters = _Counters()
         self._times = StepTimes()
         self._begin()
-        limit, settings = config.max_model_len, config.speculation
-        self._speculation = None if settings is None else Speculation(settings, limit, self.cache)
+        settings = config.speculation
+        self._speculation = None if settings is None else Speculation(settings, self.cache)
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
@@ -103,7 +104,7 @@ class Scheduler:
             raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
         donor = None if request.fork_of is None else self._find_donor(request.fork_of)
-        entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks)
+        entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks, self.config.max_model_len)
         entry.num_seats = min(entry.num_seats, self.config.max_num_seqs)
         check_limits(entry, self.config)
         self._counters.num_arrivals += 1
@@ -183,13 +184,10 @@ class Scheduler:
 
     def plan(self, late: Collection[str] = (), cut_drafts: CutDrafts = keep_drafts) -> StepPlan | None:
         """Return the next step, or None if nothing can run now. Requests in `late` are left out."""
-        in_flight = tally(self._in_flight.values())
         self.cache.begin_plan()
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
-            most = self._most_prompt_tokens()
-            rows, adapters, media = self._count_rows.by_request, self.adapters, self.media
-            step = StepBuilder(self.config, kind, in_flight, rows, adapters, media, most)
+            step = StepBuilder(self.config, kind, self.adapters, self.media, self._most_prompt_tokens())
             shares = self._share_prompts(step, late)
             if self._plan_running(step, late, shares):
                 self._plan_waiting(step, late, shares)
@@ -203,7 +201,7 @@ class Scheduler:
             self._in_flight[plan.step_id] = finished
             self._counters.num_steps += 1
             self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - step.num_tokens
-            self._register_planned(plan, requests)
+            self._put_in_flight(plan, requests)
             return plan
         return self.plan(late, cut_drafts) if self._are_rows_given_up else None
 
@@ -223,17 +221,16 @@ class Scheduler:
         if not self._shares.short_prompts_pass or not (self._reading or len(self._waiting)):
             return {}
         reading = [each for each in self._reading if each.kind is step.kind and each.request_id not in late]
-        prompts = [(request.num_tokens - self._planned(request, step), request) for request in reading]
+        prompts = [(request.num_tokens - self._planned(request), request) for request in reading]
         prompts += [(request.num_tokens, request) for request in self._admissible(step, late)]
         if len(prompts) < 2:
             return {}
         num_decodes = len(self._running) - len(self._reading)
         return share_out(max(1, min(step.num_prompt_tokens, step.num_tokens - num_decodes)), prompts)
 
-    def _planned(self, request: Request, step: StepBuilder) -> int:
-        """Return the number of a running request's tokens that are computed before the step."""
-        num_computed = self.cache.tables[request.request_id].num_computed_tokens
-        return num_computed + step.in_flight.get(request, NOTHING_IN_FLIGHT).num_tokens
+    def _planned(self, request: Request) -> int:
+        """Return the number of a running request's tokens that are computed before the next step."""
+        return self.cache.tables[request.request_id].num_computed_tokens + request.num_planned
 
     def _admissible(self, step: StepBuilder, late: Collection[str]) -> list[Request]:
         """Return the waiting requests that may have a part of the step: the shortest, and the first in line."""
@@ -284,35 +281,41 @@ class Scheduler:
         known tokens, gain more than planning while a step runs.
         """
         speculation, running = self._speculation, self._running
-        if speculation is not None or any(request.waits_for_last_token for request in running):
-            in_flight = tally(self._in_flight.values())
-            pairs = [(request, in_flight.get(request, NOTHING_IN_FLIGHT)) for request in running]
-            held = [ahead for request, ahead in pairs if ahead.row is None or request.waits_for_last_token]
-            if 2 * sum(ahead.num_sampled > 0 for ahead in held) > len(running):
+        if speculation is not None or any(map(attrgetter("waits_for_last_token"), running)):
+            num_held = sum(request.num_unknown > 0 and not self._can_continue(request) for request in running)
+            if 2 * num_held > len(running):
                 return True
         return speculation is not None and speculation.pays(running, self.config.num_rows, self._is_seat_wanted())
 
+    def _can_continue(self, request: Request) -> bool:
+        """Return whether the next step may follow a token that is being sampled: the device reads the last step's."""
+        is_known = request.row >= 0 and request.row_step == self._counters.num_steps - 1
+        return is_known and not request.waits_for_last_token
+
     def _plan_running(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> bool:
         """Give running requests their tokens, in order; return whether waiting requests may follow."""
-        running, max_model_len = self._running, self.config.max_model_len
+        running, cache, waiting, last_step = self._running, self.cache, self._waiting, self._counters.num_steps - 1
+        tables, block_size, kind = cache.tables, cache.block_size, step.kind
         index = 0
         while index < len(running):  # preemption shortens it
             request = running[index]
             index += 1
-            if request.request_id in late or request.kind is not step.kind:
+            if request.kind is not kind or (late and request.request_id in late):
                 continue
-            ahead = step.in_flight.get(request, NOTHING_IN_FLIGHT)
-            num_tokens = len(request.token_ids) + ahead.num_sampled
-            if ahead.num_sampled and (
-                ahead.row is None or request.waits_for_last_token or request.reaches_length(num_tokens, max_model_len)
+            num_tokens = len(request.token_ids) + request.num_unknown
+            if request.num_unknown and (
+                request.row_step != last_step
+                or request.row < 0
+                or request.waits_for_last_token
+                or num_tokens >= request.most_tokens
             ):
                 continue  # its last token cannot be read yet, or ends it
-            table = self.cache.tables[request.request_id]
-            start = table.num_computed_tokens + ahead.num_tokens
+            table = tables[request.request_id]
+            start = table.num_computed_tokens + request.num_planned
             num_new = num_tokens - start
             if not num_new:
                 continue  # its last chunk is in flight, and gives its output
-            if num_new > 1 or request.reads_media(start):
+            if num_new > 1 or (request.media is not None and request.reads_media(start)):
                 # A token is kept back for each request behind: a long prompt never stops the others' decoding. Steps of
                 # beam searches come back to the queue after each token, and must continue like decodes.
                 num_steps = self._waiting.num_later_steps if step.kind is StepKind.SAMPLE else 0
@@ -321,14 +324,17 @@ class Scheduler:
                 num_new = step.limit(request, start, num_new, num_shared, num_behind, share)
                 if not num_new:
                     continue
-            if not (has_forks := self._waiting.num_forks(request) > 0):
-                self.cache.trim(table, start)
-            if not self.cache.grow(table, start + num_new) and not self._make_room(step, request, start, num_new):
+            end, has_forks = start + num_new, waiting.has_forks and waiting.num_forks(request) > 0
+            if cache.is_bounded and not has_forks:
+                cache.trim(table, start)
+            is_covered = len(table.block_ids[0]) * block_size >= end or cache.grow(table, end)
+            if not is_covered and not self._make_room(step, request, start, num_new):
                 # A request before it may have the blocks that it lacks, and wait for the rows of media that it holds.
                 self._are_rows_given_up = self.media.release(request.request_id)
                 return False
-            step.add(request, table, start, num_new, self.cache.plan_state(request, table, start, num_new, has_forks))
-            if start + num_new == num_tokens:
+            slots = NO_SLOTS if cache.slots is None else cache.plan_state(request, table, start, num_new, has_forks)
+            step.add(request, table, start, num_new, slots)
+            if end == num_tokens and self._reading:
                 self._reading.pop(request, None)
             if step.is_spent:
                 return False
@@ -347,7 +353,7 @@ class Scheduler:
             last = self._running[-1]
             # A request with rows in flight keeps its blocks. No request behind `request` is planned in this step, so
             # the next plan can preempt the last one: the first in line always makes progress.
-            if last is request or last in step.in_flight:
+            if last is request or last.num_planned:
                 return False
             self._preempt(last)
             step.num_preempted += 1
@@ -377,7 +383,7 @@ class Scheduler:
             request = self._next_waiting(step)
             if request is None or not self._has_seats(request):
                 break
-            if request.request_id in late or self._forks.must_wait(request, step):
+            if request.request_id in late or self._forks.must_wait(request):
                 self._waiting.set_aside(request)
                 continue
             is_other = request.kind is not step.kind or (
@@ -389,7 +395,7 @@ class Scheduler:
                     break
                 self._waiting.set_aside(request)
                 continue
-            hit = self._forks.find_prefix(request, step)
+            hit = self._forks.find_prefix(request)
             start = hit.num_tokens
             num_missing = request.num_tokens - start
             if not self.config.enable_chunked_prefill and num_missing > step.room(is_whole=True):
@@ -434,6 +440,7 @@ class Scheduler:
         if self._counts_tokens(request):
             self._count_rows.take(request)
         self.adapters.take(request)
+        request.owner = self._owner(request)
         table = self.cache.open_table(request, hit, start + num_new)
         for group, source in enumerate(hit.copied_blocks or ()):
             step.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
@@ -442,13 +449,33 @@ class Scheduler:
         slots = self.cache.plan_state(request, table, start, num_new, self._waiting.num_forks(request) > 0)
         step.add(request, table, start, num_new, slots, is_admitted=True)
 
+    def _owner(self, request: Request) -> Owner:
+        """Return what the chunks of a request that has just been admitted have in common."""
+        return Owner(
+            request_id=request.request_id,
+            num_prompt_tokens=request.num_prompt_tokens,
+            params=request.params,
+            seed=request.source.seed,
+            pooling=request.pooling,
+            pair_start=request.source.pair_start,
+            adapter_slot=self.adapters.slot_of(request),
+            count_row=self._count_rows.by_request.get(request),
+        )
+
     def _counts_tokens(self, request: Request) -> bool:
         """Return whether a running request has a row of the device's token counts."""
         return request.pooling is None and (self.config.tracks_all_tokens or needs_token_counts(request.params))
 
-    def _register_planned(self, plan: StepPlan, requests: list[Request]) -> None:
-        # Steps run in order on the device: a later plan may share a block as soon as the step that fills it is planned.
-        for chunk, request in zip(plan.chunks, requests, strict=True):
+    def _put_in_flight(self, plan: StepPlan, requests: list[Request]) -> None:
+        """Count a plan's tokens as planned, and register the blocks that it fills.
+
+        Steps run in order on the device: a later plan may share a block as soon as the step that fills it is planned.
+        """
+        step_id = plan.step_id
+        for row, (chunk, request) in enumerate(zip(plan.chunks, requests, strict=True)):
+            request.num_planned += len(chunk.token_ids)
+            request.num_unknown += chunk.samples
+            request.row, request.row_step = row if chunk.samples and not chunk.num_drafts else -1, step_id
             if chunk.previous_row is not None:
                 continue  # its token is not known
             end = chunk.start + len(chunk.token_ids) - chunk.num_drafts
@@ -464,17 +491,18 @@ class Scheduler:
         _, requests = self._in_flight.pop(plan.step_id)
         if result.seconds:
             self._times.record(plan.num_tokens, result.seconds)
+        for chunk, request in zip(plan.chunks, requests, strict=True):
+            request.num_planned -= len(chunk.token_ids)
+            request.num_unknown -= chunk.samples
         if plan.kind is StepKind.SAMPLE:
-            limit, speculation = self.config.max_model_len, self._speculation
-            taken = take_samples(self.cache, limit, plan, requests, result, speculation)
+            taken = take_samples(self.cache, plan, requests, result, self._speculation)
         else:
             taken = take_pooled(self.cache, plan, requests, result)
-        ended = [(request, output.finish_reason) for request, output in taken if output.finish_reason is not None]
-        for request, finish_reason in ended:
+        for request, finish_reason in taken.ended:
             self._end(request, finish_reason)
-        if ended:
+        if taken.ended:
             self._running = [request for request in self._running if request.finish_reason is None]
-        return [output for _, output in taken]
+        return taken.outputs
 
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 
@@ -532,10 +560,13 @@ class Scheduler:
         assert all(each.keeps_blocks and each.finish_reason for each, _ in self._held.values()), (
             "a seat is held in vain"
         )
-        ahead = tally(self._in_flight.values())
+        in_flight = tally(self._in_flight.values())
         for request in running:
-            num_computed = self.num_computed_tokens(request.request_id)
-            num_missing = request.num_tokens - num_computed - ahead.get(request, NOTHING_IN_FLIGHT).num_tokens
+            ahead = in_flight.get(request, NOTHING_IN_FLIGHT)
+            assert (request.num_planned, request.num_unknown) == ahead[:2], "tokens in flight are miscounted"
+            row = request.row if request.row >= 0 and request.row_step == self._counters.num_steps - 1 else None
+            assert not request.num_unknown or row == ahead.row, "the row in flight is another one"
+            num_missing = request.num_tokens - self.num_computed_tokens(request.request_id) - request.num_planned
             assert num_missing > 0 if request in self._reading else num_missing <= 1, "a prompt is lost sight of"
         assert self._reading.keys() <= set(running), "a request is read that does not run"
-        self.cache.check({request: ahead.get(request, NOTHING_IN_FLIGHT).num_tokens for request in running})
+        self.cache.check({request: request.num_planned for request in running})

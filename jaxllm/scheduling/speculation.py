@@ -45,8 +45,8 @@ def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -
 class Speculation:
     """Guess the next tokens of running requests, and count how many come true."""
 
-    def __init__(self, settings: SpeculationSettings, max_model_len: int, cache: KVCacheManager) -> None:
-        self._settings, self._max_model_len = settings, max_model_len
+    def __init__(self, settings: SpeculationSettings, cache: KVCacheManager) -> None:
+        self._settings = settings
         self._drafter = make_drafter(settings) if settings.draft_model is None else None
         self.begin(cache)
         self._first_rate = FIRST_RATE
@@ -157,7 +157,7 @@ class Speculation:
         # The last blocks are for tokens that are certain.
         if not drafts or not self._cache.grow(table, request.num_tokens + len(drafts), spare=len(self._cache.tables)):
             return none
-        return drafts, tuple([block_ids[:] for block_ids in table.block_ids])
+        return drafts, table.shown()
 
     def record(self, request: Request, num_new: int, num_drafts: int) -> None:
         """Take in the request's new tokens, which are its last ones."""
@@ -209,7 +209,7 @@ class Speculation:
 
     def _most_guesses(self, request: Request) -> int:
         """Return the most guesses about a request that can be used."""
-        num_left = request.most_tokens(self._max_model_len) - request.num_tokens
+        num_left = request.most_tokens - request.num_tokens
         limits = self._settings.draft_model
         return num_left - 1 if limits is None else min(num_left - 1, limits.max_model_len - request.num_tokens)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,12 +13,12 @@ from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks
 from jaxllm.scheduling.media import ChunkMedia, MediaCache, span_end
-from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
+from jaxllm.scheduling.plan import NO_IDS, Chunk, Owner, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.state_slots import ChunkSlots
 
 
-class InFlight(msgspec.Struct, frozen=True, gc=False):
+class InFlight(NamedTuple):
     """The part of one request that the steps in flight hold."""
 
     num_tokens: int = 0
@@ -28,6 +29,11 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
 
 
 NOTHING_IN_FLIGHT = InFlight()
+_UNKNOWN = array("i", (0,))
+"""The token of every chunk whose token is not known."""
+type _Rare = tuple[array[int] | None, int, ChunkMedia | None, array[int]]
+"""What few chunks have: `history`, `score_start`, `media` and `scored_ids`."""
+_NOTHING_RARE: _Rare = (None, 0, None, NO_IDS)
 _MOST_PASSED = 256
 """The most waiting requests that may be passed over in one step: looking at all of a long queue takes time."""
 
@@ -55,14 +61,12 @@ class StepBuilder:
         self,
         config: SchedulerConfig,
         kind: StepKind,
-        in_flight: Mapping[Request, InFlight],
-        count_rows: Mapping[Request, int],
         adapters: AdapterSlots,
         media: MediaCache,
         most_prompt_tokens: int | None = None,
     ) -> None:
         """Begin a step; its chunks of prompts may have `most_prompt_tokens` tokens together, all of it if None."""
-        self.kind, self.in_flight = kind, in_flight
+        self.kind = kind
         self._num_passed = 0
         self._most_tokens = self.num_tokens = config.max_num_batched_tokens
         """Tokens that the step may still take, if their rows have room."""
@@ -83,16 +87,15 @@ class StepBuilder:
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._attention_chunks = config.attention_chunks
         self._cuts_prompts = config.enable_chunked_prefill
-        self._count_rows, self._adapters, self._media = count_rows, adapters, media
+        self._adapters, self._media = adapters, media
         media.begin_step(config.max_num_batched_tokens)
-        self._nothing = array("i")
-        """The scored ids of all chunks without any: making an array for each takes time."""
         self._decodes: list[tuple[Request, Chunk]] = []
         self._longer: list[tuple[Request, Chunk]] = []
 
     @property
     def is_spent(self) -> bool:
-        return not (self.num_tokens and self.num_rows and self._aligned(len(self._decodes) + 1) <= self._row_room)
+        # The room is a multiple of the alignment, and so has room for one more row if it is larger.
+        return not (self.num_tokens and self.num_rows and len(self._decodes) < self._row_room)
 
     @property
     def num_planned(self) -> int:
@@ -183,37 +186,18 @@ class StepBuilder:
         is_admitted: bool = False,
     ) -> None:
         """Add num_tokens tokens of the request, which may be just admitted, from position `start` on."""
-        ahead = self.in_flight.get(request, NOTHING_IN_FLIGHT)
         num_known = len(request.token_ids)
+        end, num_all = start + num_tokens, num_known + request.num_unknown
+        samples, num_outputs = self.kind is StepKind.SAMPLE and end == num_all, num_all - request.num_prompt_tokens
+        owner, block_ids = request.owner, table.shown()
+        assert owner is not None, "the request does not run"
         is_known = start < num_known
-        count_row = self._count_rows.get(request) if self._count_rows else None
-        score_start, scored_ids = 0, self._nothing
-        if request.is_scored:
-            scored = request.scored_positions(start, num_tokens)
-            score_start, scored_ids = scored.start, request.token_ids[scored.start : scored.stop]
-            self.num_rows -= len(scored)
-        media = None if request.media is None else self._take_media(request, request.media, start, num_tokens)
-        chunk = Chunk(
-            request_id=request.request_id,
-            start=start,
-            token_ids=request.token_ids[start : start + num_tokens] if is_known else array("i", (0,)),
-            previous_row=None if is_known else ahead.row,
-            block_ids=tuple([block_ids[:] for block_ids in table.block_ids]),
-            state_slots=state_slots,
-            adapter_slot=self._adapters.slot_of(request),
-            samples=self.kind is StepKind.SAMPLE and start + num_tokens == num_known + ahead.num_sampled,
-            num_prompt_tokens=request.num_prompt_tokens,
-            pooling=request.pooling,
-            pair_start=request.source.pair_start,
-            params=request.params,
-            seed=request.source.seed,
-            num_output_tokens=num_known - request.num_prompt_tokens + ahead.num_sampled,
-            count_row=count_row,
-            history=request.token_ids[:] if is_admitted and count_row is not None else None,
-            score_start=score_start,
-            media=media,
-            scored_ids=scored_ids,
-        )
+        token_ids, row = (request.token_ids[start:end], None) if is_known else (_UNKNOWN, request.row)
+        if is_known or request.media is not None:
+            rare = self._rare(request, owner, start, num_tokens, is_admitted)
+        else:
+            rare = _NOTHING_RARE
+        chunk = Chunk(owner, start, token_ids, row, block_ids, samples, num_outputs, state_slots, 0, *rare)
         if num_tokens == 1:
             self._decodes.append((request, chunk))
         else:
@@ -222,6 +206,17 @@ class StepBuilder:
             self.num_prompt_tokens = max(0, self.num_prompt_tokens - num_tokens)
         self.num_tokens -= num_tokens
         self.num_rows -= 1
+
+    def _rare(self, request: Request, owner: Owner, start: int, num_tokens: int, is_admitted: bool) -> _Rare:
+        """Return what few chunks have."""
+        history = request.token_ids[:] if is_admitted and owner.count_row is not None else None
+        score_start, scored_ids = 0, NO_IDS
+        if request.is_scored:
+            scored = request.scored_positions(start, num_tokens)
+            score_start, scored_ids = scored.start, request.token_ids[scored.start : scored.stop]
+            self.num_rows -= len(scored)
+        media = None if request.media is None else self._take_media(request, request.media, start, num_tokens)
+        return history, score_start, media, scored_ids
 
     def _take_media(self, request: Request, media: PromptMedia, start: int, num_tokens: int) -> ChunkMedia:
         """Hold what the chunk's tokens need, and return what they take."""
@@ -240,7 +235,7 @@ class StepBuilder:
             rows = (self._row_room - self._aligned(num_others)) // self._alignment * self._alignment
             at_most = min(self.num_tokens, self.num_rows, rows - 1)
             at_most = min([at_most, *(size - chunk.start % size - 1 for size in self._attention_chunks)])
-            drafts, block_ids = drafts_of(request, chunk, at_most) if at_most > 0 else (self._nothing, chunk.block_ids)
+            drafts, block_ids = drafts_of(request, chunk, at_most) if at_most > 0 else (NO_IDS, chunk.block_ids)
             if not drafts:
                 self._decodes.append((request, chunk))
                 continue

@@ -14,7 +14,7 @@ from bench.sampler import ROWS, StepCase, decode_plan, measure, num_blocks, show
 from jaxllm import SamplingParams
 from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.resolve.engine_args import EngineArgs
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 
 PROMPT = 512
 GREEDY = SamplingParams(temperature=0.0)
@@ -57,15 +57,12 @@ def prefill_step(runner: Any) -> StepPlan:
     """Plan a step of one whole prompt."""
     block_size = runner.compiler.config.block_size
     chunk = Chunk(
-        request_id="0",
+        owner=Owner(request_id="0", num_prompt_tokens=PROMPT, params=GREEDY, seed=0),
         start=0,
         token_ids=array("i", range(PROMPT)),
         previous_row=None,
         block_ids=(array("i", range(1, 1 + -(-PROMPT // block_size))),),
         samples=True,
-        num_prompt_tokens=PROMPT,
-        params=GREEDY,
-        seed=0,
         num_output_tokens=0,
     )
     return StepPlan(step_id=0, chunks=(chunk,), num_preempted=0)

@@ -26,13 +26,14 @@ from bench.host import describe
 from jaxllm import SamplingParams
 from jaxllm.execution import step as step_module
 from jaxllm.execution.batch import build
+from jaxllm.execution.kept_rows import KeptRows
 from jaxllm.execution.options import compiler_options
 from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import DeviceState
 from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
 from jaxllm.sampling.sampler import sample_full, sample_plain, sample_truncated
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 
 ROWS = 64
 NUM_LOGPROBS = 20
@@ -190,8 +191,10 @@ class StepCase:
         shape = compiler.batch_shape(plan)
         masks = [None] * len(plan.chunks)
         self._runner = runner
-        self._inputs = build(plan, shape, compiler.config.block_size, compiler.model.config.vocab_size, masks)
-        sampling = least_sampling(plan.chunks, masks)
+        settings = KeptRows(len(masks), len(shape.query_tiles), shape.max_blocks).take(plan.chunks)
+        vocab_size = compiler.model.config.vocab_size
+        self._inputs = build(plan, shape, compiler.config.block_size, vocab_size, masks, settings)
+        sampling = least_sampling(plan, settings, masks)
         self._key = key = compiler.step_shape(shape.bucket, sampling, has_chunks=not plan.decodes_only)
         self._program = runner.programs.get(key)
         if sampler is not None:
@@ -237,15 +240,12 @@ def decode_plan(
         step_id=0,
         chunks=tuple(
             Chunk(
-                request_id=str(row),
+                owner=Owner(request_id=str(row), num_prompt_tokens=CONTEXT, params=params, seed=row),
                 start=CONTEXT,
                 token_ids=array("i", [(row * 37) % vocab_size]),
                 previous_row=None,
                 block_ids=(array("i", range(1 + row * per_row, 1 + (row + 1) * per_row)),),
                 samples=True,
-                num_prompt_tokens=CONTEXT,
-                params=params,
-                seed=row,
                 num_output_tokens=1,
             )
             for row in range(num_rows)

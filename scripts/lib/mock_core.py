@@ -162,6 +162,9 @@ class MockCore(HoldsAdapters):
         self._num_tokens += len(running)
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic())
 
+    def launch_ahead(self) -> None:
+        """Do nothing: there is no device."""
+
     def stats(self) -> SchedulerStats:
         """Return how many sequences run and wait; each running one counts as one block."""
         num_running = min(len(self._streams), self._max_num_seqs)

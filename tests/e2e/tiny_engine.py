@@ -59,7 +59,7 @@ class RecordingScheduler(Scheduler):
         """Count the steps that computed a part of a request's prompt."""
         first, *_ = self.sequence_ids[request_id]
         chunks = (chunk for plan in self.plans for chunk in plan.chunks if chunk.request_id == first)
-        return sum(chunk.start < chunk.num_prompt_tokens for chunk in chunks)
+        return sum(chunk.start < chunk.owner.num_prompt_tokens for chunk in chunks)
 
 
 @dataclass(frozen=True)

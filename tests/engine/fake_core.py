@@ -123,6 +123,9 @@ class FakeCore(HoldsAdapters):
         self.num_blocks_in_use = len(rows)
         return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic(), num_deferred_reqs=5)
 
+    def launch_ahead(self) -> None:
+        """Do nothing: there is no device."""
+
     def stats(self) -> SchedulerStats:
         return SchedulerStats(
             num_running_reqs=min(self._running, len(self.requests)),

@@ -25,10 +25,13 @@ class FakeRunner:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.fail_at: int | None = None
+        self.fail_to_launch = False
         self.masks: list[object] = []
 
     def run(self, plan: StepPlan, masks: Sequence[object]) -> FakeStep:
         assert len(masks) == len(plan.chunks)
+        if self.fail_to_launch:
+            raise RuntimeError("no launch")
         self.masks += masks
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
@@ -76,6 +79,10 @@ class ScriptedMasks(TokenMasks):
         self.removed: list[str] = []
         self.late_ids: set[str] = set()
         self.num_waits = 0
+
+    @property
+    def is_empty(self) -> bool:
+        return False
 
     def late(self) -> set[str]:
         return set(self.late_ids)
@@ -189,6 +196,65 @@ def test_the_time_of_steps_is_unknown_while_the_host_waits_for_a_program(monkeyp
     run_all(core)
     num_steps = scheduler.stats().num_steps
     assert len(seconds) == num_steps - 2  # without the one that waits, and the one before it, which is read late
+
+
+def test_a_step_launched_ahead_is_on_the_device_while_outputs_are_handled() -> None:
+    core, runner, scheduler = make_core()
+    add(core, "a")
+    handled: list[tuple[list[int], str]] = []
+    while core.has_unfinished_requests():
+        outputs = core.step().outputs
+        core.launch_ahead()
+        scheduler.check()
+        handled += [(output.new_token_ids, runner.events[-1]) for output in outputs]
+    assert handled == [([1], "launch 2"), ([2], "wait 1"), ([3], "wait 2")]  # nothing follows step 2
+    assert runner.events == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1", "wait 2"]
+
+
+def test_without_overlap_nothing_is_launched_ahead() -> None:
+    core, runner, _ = make_core(overlap=False)
+    add(core, "a")
+    core.step()
+    core.launch_ahead()
+    assert runner.events == ["launch 0", "wait 0"]
+
+
+def test_an_abort_with_two_steps_in_flight_is_reported_once() -> None:
+    core, _, scheduler = make_core()
+    add(core, "a", max_tokens=20)
+    add(core, "b", max_tokens=5)
+    core.step()
+    core.launch_ahead()
+    core.abort_requests(["a"])
+    scheduler.check()
+    outputs = core.step().outputs
+    core.launch_ahead()
+    assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort")]
+    assert run_all(core) == {"b": [2, 3, 4, 5, 6]}
+    assert scheduler.stats().num_blocks_in_use == 0
+
+
+def test_a_reset_of_running_requests_takes_both_steps_in_flight() -> None:
+    core, runner, scheduler = make_core()
+    add(core, "a", max_tokens=5)
+    core.step()
+    core.launch_ahead()
+    assert core.reset_prefix_cache(True)
+    scheduler.check()
+    assert runner.events == ["launch 0", "launch 1", "wait 0", "wait 1"]
+    assert run_all(core) == {"a": [1, 2, 3, 4, 5]}
+
+
+def test_a_failure_to_launch_ahead_ends_the_requests() -> None:
+    core, runner, _ = make_core()
+    add(core, "a", max_tokens=20)
+    core.step()
+    runner.fail_to_launch = True
+    with pytest.raises(RuntimeError, match="no launch"):
+        core.launch_ahead()
+    runner.fail_to_launch = False
+    assert [output.finish_reason for output in core.step().outputs] == ["error"]
+    assert not core.has_unfinished_requests()
 
 
 def test_without_overlap_steps_alternate() -> None:

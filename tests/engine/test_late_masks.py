@@ -63,6 +63,10 @@ class TimedStep:
 class TimedMasks(TokenMasks):
     """Makes the mask after each token of a structured request in `seconds`."""
 
+    @property
+    def is_empty(self) -> bool:
+        return False
+
     def __init__(self, clock: Clock, seconds: float) -> None:
         super().__init__(1000, None, None)
         self.clock, self.seconds = clock, seconds

@@ -10,30 +10,29 @@ import pytest
 
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
+from jaxllm.execution.kept_rows import KeptRows
 from jaxllm.execution.packing import BatchShape, Bucket, make_buckets, pick_bucket, unpack
 from jaxllm.execution.rows import least_sampling
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.media import ChunkMedia
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 
 BLOCK_SIZE = 4
 
 
 def make_chunk(request_id: str, start: int, ids: list[int], blocks: list[int], **kwargs: Any) -> Chunk:
     chunk = Chunk(
-        request_id=request_id,
+        owner=Owner(request_id=request_id, num_prompt_tokens=start + len(ids), params=SamplingParams(), seed=0),
         start=start,
         token_ids=array("i", ids),
         previous_row=None,
         block_ids=(array("i", blocks),),
         samples=True,
-        num_prompt_tokens=start + len(ids),
-        params=SamplingParams(),
-        seed=0,
         num_output_tokens=0,
     )
-    return msgspec.structs.replace(chunk, **kwargs)
+    owned = {name: kwargs.pop(name) for name in Owner.__struct_fields__ if name in kwargs}
+    return msgspec.structs.replace(chunk, owner=msgspec.structs.replace(chunk.owner, **owned), **kwargs)
 
 
 def step(
@@ -49,7 +48,8 @@ def step(
     tiles = (query_tile,) * len(attention_chunks)
     shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args, has_media=has_media)
     plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
-    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(plan.num_rows)])
+    settings = KeptRows(len(chunks), len(attention_chunks), shape.max_blocks).take(chunks)
+    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(plan.num_rows)], settings)
     return inputs, unpack(inputs.ints, inputs.floats, shape)
 
 
@@ -155,22 +155,27 @@ NEEDS: list[tuple[dict[str, Any], Sampling]] = [
 ]
 
 
+def least(chunks: list[Chunk], masks: list[RowMask | None]) -> Sampling:
+    plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
+    return least_sampling(plan, KeptRows(len(chunks), 1, 6).take(chunks), masks)
+
+
 @pytest.mark.parametrize(("kwargs", "sampling"), NEEDS)
 def test_a_step_runs_the_least_program_that_a_row_needs(kwargs: dict[str, Any], sampling: Sampling) -> None:
-    assert least_sampling([make_chunk("a", 0, [1], [1], **kwargs)], [None]) is sampling
+    assert least([make_chunk("a", 0, [1], [1], **kwargs)], [None]) is sampling
 
 
 def test_the_row_that_needs_most_decides() -> None:
     for (first, one), (second, other) in itertools.product(NEEDS, NEEDS):
         chunks = [make_chunk(name, 0, [1], [1], **settings) for name, settings in (("a", first), ("b", second))]
-        assert least_sampling(chunks, [None] * 2) is max(one, other, key=list(Sampling).index)
+        assert least(chunks, [None] * 2) is max(one, other, key=list(Sampling).index)
 
 
 def test_a_mask_makes_a_step_full_and_reaches_its_row() -> None:
     bits_w, grammar_w = np.array([[5, -7, 3], [7, -5, 3]], np.int32)
     mask = RowMask(bits_w, grammar_w)
     chunks = [make_chunk("a", 0, [1], [1]), make_chunk("b", 0, [1], [2])]
-    assert least_sampling(chunks, [None, mask]) is Sampling.FULL
+    assert least(chunks, [None, mask]) is Sampling.FULL
     inputs, _ = step(*chunks, masks={1: mask})
     np.testing.assert_array_equal(inputs.rare.allowed_bits_sw[:3], [[-1] * 3, bits_w, [-1] * 3])
     assert inputs.rare.grammar_bits_sw is None, "for log-probabilities only"

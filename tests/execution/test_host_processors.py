@@ -21,7 +21,7 @@ from jaxllm.logits_processors import (
 )
 from jaxllm.sampling.processors import load_processors, runs_last
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import Chunk
+from jaxllm.scheduling.plan import Chunk, Owner
 
 VOCAB = 8
 
@@ -39,17 +39,19 @@ def chunk(
     """Plan the last num_tokens tokens of a request, whose row of counts may be new."""
     token_ids = array("i", prompt + outputs)
     return Chunk(
-        request_id=request_id,
+        owner=Owner(
+            request_id=request_id,
+            num_prompt_tokens=len(prompt),
+            params=SamplingParams(**params),
+            seed=0,
+            count_row=count_row,
+        ),
         start=len(token_ids) - num_tokens,
         token_ids=token_ids[-num_tokens:],
         previous_row=None,
         block_ids=(array("i", [1]),),
         samples=True,
-        num_prompt_tokens=len(prompt),
-        params=SamplingParams(**params),
-        seed=0,
         num_output_tokens=len(outputs),
-        count_row=count_row,
         history=token_ids if is_new else None,
     )
 

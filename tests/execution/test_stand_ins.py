@@ -24,7 +24,7 @@ from jaxllm.execution.step import StepShape
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import LayerLoop
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 from tests.execution.support import make_compiler
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("quick_compile")]
@@ -66,17 +66,20 @@ def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: Sam
     """Return what a step of new prompts samples; the prompts are cut from `tokens`."""
     chunks = [
         Chunk(
-            request_id=str(i),
+            owner=Owner(
+                request_id=str(i),
+                num_prompt_tokens=length,
+                params=params,
+                seed=i,
+                count_row=None if params is PARAMS[False] else i + 1,
+            ),
             start=0,
             token_ids=tokens[i : i + length],
             previous_row=None,
             block_ids=(array("i", [i + 1]),),
             samples=True,
-            num_prompt_tokens=length,
-            params=params,
-            seed=i,
             num_output_tokens=0,
-            **({} if params is PARAMS[False] else {"count_row": i + 1, "history": tokens[i : i + length]}),
+            history=None if params is PARAMS[False] else tokens[i : i + length],
         )
         for i, length in enumerate(lengths)
     ]
@@ -91,7 +94,7 @@ def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(
     compiler, programs = made.compiler, made.programs
     assert compiler.buckets == (Bucket(8, 8), Bucket(16, 8))
     tokens = array("i", np.random.default_rng().integers(1, 300, 40).tolist())
-    steps = [(lengths, is_full) for is_full in (False, True) for lengths in ([3], [5, 1], [1] * 8)]
+    steps = [(lengths, is_full) for is_full in (False, True) for lengths in ([3], [1, 5], [1] * 8)]
     for is_full in (False, True):
         run(runner, [16], tokens, PARAMS[is_full])  # nothing larger stands in
     builds = Mock(side_effect=model_runner.build)

@@ -245,17 +245,17 @@ class FakeDevice:
         assert len(lengths) <= self.config.max_num_seqs
         num_rows = sum(1 + len(chunk.scored_ids) + chunk.num_drafts for chunk in plan.chunks)
         assert plan.num_rows == num_rows <= self.config.num_rows
-        rows = [chunk.count_row for chunk in plan.chunks if chunk.count_row is not None]
+        rows = [chunk.owner.count_row for chunk in plan.chunks if chunk.owner.count_row is not None]
         assert len(set(rows)) == len(rows), "two requests count in one row"
         assert 0 not in rows, "row 0 is for those that count nothing"
         assert len({chunk.request_id for chunk in plan.chunks}) == len(lengths), "a request has two rows"
         assert lengths == sorted(lengths, key=lambda length: length > 1), "one-token chunks come first"
-        tasks = [chunk.pooling and chunk.pooling.task for chunk in plan.chunks]
+        tasks = [chunk.owner.pooling and chunk.owner.pooling.task for chunk in plan.chunks]
         assert {kind_of(task) for task in tasks} == {plan.kind}, "requests of two kinds are in one step"
-        assert not any(chunk.samples for chunk in plan.chunks if chunk.pooling is not None)
+        assert not any(chunk.samples for chunk in plan.chunks if chunk.owner.pooling is not None)
         for chunk, task, length in zip(plan.chunks, tasks, lengths, strict=True):
             if task in self.config.whole_tasks:
-                assert length == chunk.num_prompt_tokens, f"{chunk.request_id} does not run whole"
+                assert length == chunk.owner.num_prompt_tokens, f"{chunk.request_id} does not run whole"
             elif self.config.long_prefill_token_threshold and not chunk.num_drafts:
                 assert length <= self.config.long_prefill_token_threshold
 
@@ -312,7 +312,7 @@ class FakeDevice:
         context = contexts[0]
         request = truth.request
         assert chunk.params is request.sampling_params
-        assert (chunk.seed, chunk.num_prompt_tokens) == (request.seed, len(request.prompt_token_ids))
+        assert (chunk.owner.seed, chunk.owner.num_prompt_tokens) == (request.seed, len(request.prompt_token_ids))
         return context[:end]
 
     def _recur(self, plan: StepPlan, contexts: list[array[int]]) -> None:
@@ -339,10 +339,10 @@ class FakeDevice:
             self.states[slot] = digest
 
     def _pool(self, kind: StepKind, chunk: Chunk, context: array[int]) -> Pooled | None:
-        assert chunk.count_row is None, "what is pooled counts no tokens"
+        assert chunk.owner.count_row is None, "what is pooled counts no tokens"
         if kind is StepKind.POOL_TOKENS:
             return pool(context[chunk.start :])
-        return pool(context[-1:]) if len(context) == chunk.num_prompt_tokens else None
+        return pool(context[-1:]) if len(context) == chunk.owner.num_prompt_tokens else None
 
     def _score(self, chunk: Chunk, context: array[int]) -> list[TokenLogprobs]:
         if chunk.scored_ids:
@@ -352,7 +352,7 @@ class FakeDevice:
     def _sample(self, chunk: Chunk, context: array[int], truth: Truth) -> list[int]:
         """Return what is sampled before each draft and after the last token."""
         request, end = truth.request, len(context) - chunk.num_drafts
-        counts = None if chunk.count_row is None else self.counts[chunk.count_row]
+        counts = None if chunk.owner.count_row is None else self.counts[chunk.owner.count_row]
         needs_counts = self.config.tracks_all_tokens or needs_token_counts(chunk.params)
         assert (counts is not None) == needs_counts
         if chunk.history is not None:
@@ -360,11 +360,11 @@ class FakeDevice:
             counts[:] = chunk.history
         if not chunk.samples:
             return [NOT_SAMPLED]
-        assert chunk.num_output_tokens == len(context) - chunk.num_prompt_tokens
+        assert chunk.num_output_tokens == len(context) - chunk.owner.num_prompt_tokens
         tokens: list[int] = []
         for last in range(end, len(context) + 1):
-            is_early = last - chunk.num_prompt_tokens < chunk.params.min_tokens
-            tokens.append(sample(context[last - 1], chunk.seed, ending_ids(request) if is_early else []))
+            is_early = last - chunk.owner.num_prompt_tokens < chunk.params.min_tokens
+            tokens.append(sample(context[last - 1], chunk.owner.seed, ending_ids(request) if is_early else []))
         if counts is not None:
             # Rows in flight go on after the request's end, where there is no truth to compare with.
             assert counts[: len(truth.token_ids)] == truth.token_ids[:end], f"{chunk.request_id} counts wrong tokens"

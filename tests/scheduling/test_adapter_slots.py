@@ -35,7 +35,7 @@ class Slots:
         assert self.held.keys() <= set(range(1, NUM_SLOTS + 1))
         for chunk in plan.chunks:
             adapter = adapters[chunk.request_id]
-            assert (self.held[chunk.adapter_slot] if chunk.adapter_slot else None) == adapter
+            assert (self.held[chunk.owner.adapter_slot] if chunk.owner.adapter_slot else None) == adapter
 
 
 def run(requests: list[EngineCoreRequest], **changes: int) -> list[list[str]]:

@@ -142,11 +142,11 @@ def test_only_requests_with_penalties_have_token_counts():
         simulation.add(make_request(str(i), 3, **params))  # pyright: ignore[reportArgumentType]
     plan = simulation.plan()
     assert plan is not None
-    assert [chunk.count_row for chunk in plan.chunks] == [None, 1, 2, 3]
+    assert [chunk.owner.count_row for chunk in plan.chunks] == [None, 1, 2, 3]
     assert [chunk.history for chunk in plan.chunks][1:] == [chunk.token_ids for chunk in plan.chunks][1:]
     plan = simulation.plan()
     assert plan is not None
-    assert [(chunk.count_row, chunk.history) for chunk in plan.chunks] == [
+    assert [(chunk.owner.count_row, chunk.history) for chunk in plan.chunks] == [
         (None, None),
         (1, None),
         (2, None),

@@ -34,7 +34,11 @@ class InprocClient(CoreClient):
     def step(self, *, wait: bool) -> EngineCoreOutputs | None:
         """Do one step, whether or not anyone waits for it; None if there is nothing to do."""
         del wait
-        return self._core.step() if self._core.has_unfinished_requests() else None
+        if not self._core.has_unfinished_requests():
+            return None
+        outputs = self._core.step()
+        self._core.launch_ahead()  # the device has work while the caller handles the outputs
+        return outputs
 
     def shutdown(self) -> None:
         """Release the device; may be called twice."""

@@ -42,6 +42,8 @@ MASK_POLL = 0.0005  # seconds; how often it looks whether the step in flight has
 class EngineCore(HoldsAdapters):
     """Runs steps with one in flight: step N + 1 is planned and sent while the device computes step N.
 
+    In the caller's thread there are two: step N + 1 is sent before the caller handles what step N - 1 gave.
+
     A request that it cannot take ends with an output that says why; no method raises for a bad request, but
     `check`.
     """
@@ -67,6 +69,8 @@ class EngineCore(HoldsAdapters):
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
         self._in_flight: Running | None = None
+        self._ahead: Running | None = None
+        """The step launched after that in flight, by `launch_ahead`."""
         self._step_seconds = 0.0
         """The time that the last step took from its launch, or from the end of the one before it, to its result."""
         self._num_untimed = 0
@@ -142,13 +146,13 @@ class EngineCore(HoldsAdapters):
 
     def _step(self) -> EngineCoreOutputs:
         self._admit_prepared()
-        before, self._in_flight = self._in_flight, None
-        if before is not None and self._scheduler.waits_for_commit():
+        before, ahead, self._in_flight, self._ahead = self._in_flight, self._ahead, None, None
+        if before is not None and ahead is None and self._scheduler.waits_for_commit():
             self._reports += self._commit(before)
             before, did_commit = None, True
         else:
             did_commit = before is not None
-        launched = self._launch(before)
+        launched = self._launch(before) if ahead is None else ahead
         if before is not None:
             self._reports += self._commit(before)
         if self._overlap:
@@ -169,6 +173,20 @@ class EngineCore(HoldsAdapters):
             evictions=self._take_evictions(),
             num_deferred_reqs=len(self._preparing),
         )
+
+    def launch_ahead(self) -> None:
+        """Send the step after the one in flight, for a caller that has work to do before it calls `step` again.
+
+        It does nothing if a step has to wait for the one before it. If it fails, all requests end, as in `step`.
+        """
+        if not self._overlap or self._in_flight is None or self._scheduler.waits_for_commit() or self._masks.late():
+            return
+        try:
+            with self._hosts.guard():
+                self._ahead = self._launch(self._in_flight)
+        except BaseException as error:
+            self._begin_anew(error)
+            raise
 
     def stats(self) -> SchedulerStats:
         """Return the scheduler's statistics."""
@@ -207,11 +225,12 @@ class EngineCore(HoldsAdapters):
         """
         if not reset_running_requests:
             return self._scheduler.reset_prefix_cache()
-        in_flight, self._in_flight = self._in_flight, None
+        in_flight, self._in_flight, self._ahead = (self._in_flight, self._ahead), None, None
         try:
-            if in_flight is not None:
-                with self._hosts.guard():
-                    self._reports += self._commit(in_flight)
+            with self._hosts.guard():
+                for step in in_flight:
+                    if step is not None:
+                        self._reports += self._commit(step)
             return self._scheduler.reset_prefix_cache(preempt=True)
         except BaseException as error:
             self._begin_anew(error)
@@ -249,7 +268,7 @@ class EngineCore(HoldsAdapters):
             self._runner.begin_shutdown()
             if self._adapters is not None:
                 self._adapters.close()
-            self._runner = self._in_flight = None
+            self._runner = self._in_flight = self._ahead = None
             self._abandon(RequestError("internal", "The engine was shut down."))
             self._hosts.close()
             give_back()
@@ -314,7 +333,7 @@ class EngineCore(HoldsAdapters):
         seconds = 0.0 if self._num_untimed else self._step_seconds
         self._num_untimed = max(0, self._num_untimed - 1)
         outputs += self._scheduler.commit(step.plan, replace(result, seconds=seconds))
-        for output in outputs:
+        for output in [] if self._masks.is_empty else outputs:
             if output.finish_reason is not None:
                 self._masks.remove([output.request_id])
             elif output.new_token_ids:
@@ -393,7 +412,7 @@ class EngineCore(HoldsAdapters):
 
     def _begin_anew(self, cause: BaseException) -> None:
         """End all requests after a failure that may have come anywhere in a step."""
-        self._in_flight = None
+        self._in_flight = self._ahead = None
         self._abandon(RequestError("internal", f"A step failed: {type(cause).__name__}: {cause}"))
         if self._runner is not None and self._hosts.can_go_on:
             self._runner.reset()

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 def rows_masks(plan: StepPlan, masks: TokenMasks) -> list[RowMask | None]:
     """Return the mask of each row, those of the chunks' last tokens first; None where a row may sample everything."""
+    if masks.is_empty:
+        return [None] * plan.num_rows
     last_masks: list[RowMask | None] = []
     extra: list[RowMask | None] = []
     for chunk in plan.chunks:

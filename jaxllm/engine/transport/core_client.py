@@ -212,3 +212,7 @@ class RunnableCore(Core, Protocol):
     def step(self) -> EngineCoreOutputs:
         """Do one step and return its outcome."""
         ...
+
+    def launch_ahead(self) -> None:
+        """Send the next step, if it need not wait, before the caller handles the outcome of the last one."""
+        ...
