@@ -4,7 +4,7 @@
     scripts/mock_server.py MODEL [--tokens-per-second N] [--replies FILE] [--step-ms P C F T] [FLAGS OF jaxllm serve]
 
 The tokenizer, the limits and the HTTP side are a real server's. In addition GET /steps returns the monotonic times at
-which the core ended its last steps.
+which the core ended its last steps, with one front end.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from collections import deque
 from typing import Any
 
 import uvloop
-from lib.mock_core import add_step_argument, start_mock_process
+from lib.mock_core import add_step_argument, mock_command, start_mock_process
 
 from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
+from jaxllm.server.processes.start import run_front_ends
 from jaxllm.server.run import bind, serve_engine
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -48,7 +49,13 @@ class TimedLLM(AsyncLLM):
 
 async def serve(args: argparse.Namespace) -> None:
     """Serve until told to end."""
-    engine_args = AsyncEngineArgs.from_cli_args(with_queue_bound(args))
+    args = with_queue_bound(args)
+    engine_args, server_args = AsyncEngineArgs.from_cli_args(args), ServerArgs.from_cli_args(args)
+    if (server_args.api_server_count or 1) > 1:
+        with contextlib.closing(bind(server_args)) as listener:
+            command = mock_command(args.tokens_per_second, args.replies, args.step_ms)
+            await run_front_ends(args, server_args, listener, command)
+        return
     app = build_app(args)
     with (
         contextlib.closing(bind(ServerArgs.from_cli_args(args))) as listener,

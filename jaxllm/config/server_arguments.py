@@ -53,6 +53,13 @@ class ServerArgs(UnsupportedServerArguments):
     grpc_port: int | None = argument(
         None, Integer(0, 65535, optional=True), _FRONTEND, "port for gRPC, beside HTTP; 0 takes any that is free"
     )
+    api_server_count: int | None = argument(
+        None,
+        Integer(1, 64, optional=True),
+        _FRONTEND,
+        "front-end processes on one port, for one engine; by default one, in this process",
+        "-asc",
+    )
     headless: bool = argument(
         False, Switch(), _FRONTEND, "have no server: with --node-rank above 0, where there is none anyway"
     )

@@ -11,7 +11,7 @@ from jaxllm.config.kinds import unsupported
 _COHERE = "Cohere's chat is not served; use OpenAI's"
 _FINGERPRINT = "answers have no system_fingerprint; /version says which server it is"
 _GRPC = "gRPC is served beside HTTP, not in place of it; use grpc_port"
-_ONE_SERVER = "a server is one process with one engine; start several, with a proxy in front of them"
+_ONE_SERVER = "a server has one engine, with replicas; start several servers, with a proxy in front of them"
 _OUTPUTS = "outputs are not logged; enable_log_requests logs what was asked"
 _TOOLS = "tools are called by clients; the server runs none itself"
 
@@ -37,7 +37,6 @@ class UnsupportedServerArguments:
     log_error_stack: bool = unsupported(False, "errors that are the server's own are always logged, with their stack")
     enable_offline_docs: bool = unsupported(False, "/docs loads its page from elsewhere; /openapi.json is the server's")
     grpc: bool = unsupported(False, _GRPC)
-    api_server_count: int | None = unsupported(None, _ONE_SERVER, also=(1,), aliases=("-asc",))
     data_parallel_supervisor_port: int = unsupported(9256, _ONE_SERVER)
     dp_supervisor_probe_interval_s: float = unsupported(5.0, _ONE_SERVER, also=(5,))
     dp_supervisor_probe_timeout_s: float = unsupported(5.0, _ONE_SERVER, also=(5,))

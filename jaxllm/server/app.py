@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
@@ -73,8 +74,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
     app = FastAPI(title="jaxllm", version=__version__, **docs)
     app.state.args, app.state.server_args = args, server_args
-    app.state.registry = make_registry()
-    app.state.http_metrics = HttpMetrics(app.state.registry)
+    _add_metrics(app)
     app.router.routes += [
         *openai.routes(
             lambda: app.state.openai_serving_models,
@@ -83,7 +83,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
             lambda: app.state.openai_serving_tokenization,
         ),
         *(route for name, dialect in _DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
-        *operations.routes(cast(ServerState, app.state), app.state.registry),
+        *operations.routes(cast(ServerState, app.state), lambda: app.state.gather_metrics),
     ]
     if not server_args.disable_page:
         app.router.routes += page.routes()
@@ -119,6 +119,13 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     return app
 
 
+def _add_metrics(app: FastAPI) -> None:
+    """Give an application the metrics of its process, which are all that it gathers unless it has other front ends."""
+    registry = app.state.registry = make_registry()
+    app.state.gather_metrics = partial(asyncio.sleep, 0, registry)
+    app.state.http_metrics = HttpMetrics(registry)
+
+
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     """Answer 404 and 405 in the form of the path's neighbours."""
     assert isinstance(error, HTTPException)
@@ -148,11 +155,16 @@ def _response(reply: Reply, headers: Mapping[str, str]) -> Response:
 
 
 async def init_app_state(
-    engine_client: AsyncLLM, vllm_config: VllmConfig, state: State, args: argparse.Namespace
+    engine_client: AsyncLLM,
+    vllm_config: VllmConfig,
+    state: State,
+    args: argparse.Namespace,
+    *,
+    load: ServerLoad | None = None,
 ) -> None:
-    """Give an application the engine that answers its routes."""
+    """Give an application the engine that answers its routes, and what counts the requests to it."""
     server_args = ServerArgs.from_cli_args(args)
-    load = ServerLoad()
+    load = load or ServerLoad()
     state.args, state.server_args, state.load = args, server_args, load
     state.engine_client, state.vllm_config = engine_client, vllm_config
     state.registry.register(EngineCollector(engine_client, server_args.metrics_prefix))

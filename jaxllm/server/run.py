@@ -15,10 +15,11 @@ import socket
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -33,7 +34,10 @@ from jaxllm.server.http.auth import read_keys
 from jaxllm.server.http.connection import bounded_protocol
 from jaxllm.server.http.state import ServerLoad, ServerState
 from jaxllm.server.http.tls import refresh, tls_settings
+from jaxllm.server.processes.acceptor import Acceptor
+from jaxllm.server.processes.start import check_several, run_front_ends
 from jaxllm.utils.async_utils import start_worker_threads
+from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +54,31 @@ _MAX_FILES = 65_536
 class _Server(uvicorn.Server):
     """A server that leaves signals to `run_server`: uvicorn's own handling would end the process before the engine."""
 
+    acceptor: Acceptor | None = None
+    """What takes connections, if they are not uvicorn's own to take."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take connections."""
+        if self.acceptor is None:
+            await super().startup(sockets)
+            return
+        await super().startup([])
+        config, loop = self.config, asyncio.get_running_loop()
+        make = partial(
+            config.http_protocol_class,
+            config=config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+            _loop=loop,
+        )
+        self.acceptor.begin(cast(Callable[[], asyncio.Protocol], make), config.ssl, config.backlog)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more connections, and end those that there are."""
+        if self.acceptor is not None:
+            self.acceptor.end()
+        await super().shutdown(sockets)
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Do nothing."""
@@ -59,6 +88,24 @@ class _Server(uvicorn.Server):
         """Stop taking connections, and cut off running answers. A second call does not wait at all."""
         self.force_exit = self.should_exit
         self.should_exit = True
+
+
+class FrontPart(Protocol):
+    """What one of several front ends shares with the others."""
+
+    load: ServerLoad
+
+    def acceptor(self, listener: socket.socket, connections: set[Any]) -> Acceptor:
+        """Return what takes this front end's connections."""
+        ...
+
+    async def begin(self) -> None:
+        """Share with the others, once the application has its engine."""
+        ...
+
+    async def end(self) -> None:
+        """Leave the others."""
+        ...
 
 
 class _Ending:
@@ -103,9 +150,17 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)
     log_settings(server_args, args.log_config_file)
+    has_several = (server_args.api_server_count or 1) > 1
+    if has_several:
+        check_several(server_args, getattr(args, "max_ttft_ms", None), uvicorn_kwargs)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(bind(server_args)))
         stack.enter_context(_unlinked(server_args.uds))
+        if has_several:
+            configure_log(args.log_config_file) if args.log_config_file is not None else show_log()
+            _warn_if_open(server_args, [listener])
+            await run_front_ends(args, server_args, listener)
+            return
         grpc_listener = bind_grpc(server_args)
         if grpc_listener is not None:
             stack.enter_context(contextlib.closing(grpc_listener))
@@ -122,29 +177,26 @@ async def serve_engine(
     listener: socket.socket,
     args: argparse.Namespace,
     grpc_listener: socket.socket | None = None,
+    *,
+    part: FrontPart | None = None,
     **uvicorn_kwargs: Any,
 ) -> None:
     """Serve a started engine, as `run_server` does. The caller closes the engine and the listener.
 
-    gRPC takes over the address of `grpc_listener`, which it closes.
+    gRPC takes over the address of `grpc_listener`, which it closes. `part` is what this process shares if it is one of
+    several front ends of the engine.
     """
     _allow_connections()
-    await init_app_state(engine, await engine.get_vllm_config(), app.state, args)
+    load = None if part is None else part.load
+    await init_app_state(engine, await engine.get_vllm_config(), app.state, args, load=load)
     server_args: ServerArgs = app.state.server_args
-    settings: dict[str, Any] = {
-        "loop": "uvloop",
-        "lifespan": "off",
-        "timeout_graceful_shutdown": _LAST_SECONDS,
-        "timeout_keep_alive": server_args.timeout_keep_alive,
-        "http": bounded_protocol(server_args),
-        "backlog": _BACKLOG,
-        **log_settings(server_args, args.log_config_file),
-        **tls_settings(server_args),
-    }
-    config = uvicorn.Config(app, **(settings | uvicorn_kwargs))
-    config.load()
+    config = _uvicorn_config(app, args, server_args, uvicorn_kwargs)
     server = _Server(config)
-    _warn_if_open(server_args, [each for each in (listener, grpc_listener) if each is not None])
+    if part is None:
+        _warn_if_open(server_args, [each for each in (listener, grpc_listener) if each is not None])
+    else:
+        server.acceptor = part.acceptor(listener, server.server_state.connections)
+        await part.begin()
     tasks = [asyncio.create_task(_watch(server, engine))]
     if config.ssl is not None and server_args.enable_ssl_refresh:
         tasks.append(asyncio.create_task(refresh(config.ssl, server_args)))
@@ -160,8 +212,28 @@ async def serve_engine(
     finally:
         for task in tasks:
             task.cancel()
+        if part is not None:
+            await part.end()
     if engine.is_stopped:
         raise engine.dead_error
+
+
+def _uvicorn_config(
+    app: FastAPI, args: argparse.Namespace, server_args: ServerArgs, more: Mapping[str, Any]
+) -> uvicorn.Config:
+    settings: dict[str, Any] = {
+        "loop": "uvloop",
+        "lifespan": "off",
+        "timeout_graceful_shutdown": _LAST_SECONDS,
+        "timeout_keep_alive": server_args.timeout_keep_alive,
+        "http": bounded_protocol(server_args),
+        "backlog": _BACKLOG,
+        **log_settings(server_args, args.log_config_file),
+        **tls_settings(server_args),
+    }
+    config = uvicorn.Config(app, **{**settings, **more})
+    config.load()
+    return config
 
 
 def _allow_connections() -> None:

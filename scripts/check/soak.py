@@ -2,6 +2,7 @@
 
     scripts/check.py soak --minutes 30       # SmolLM2; writes benchmarks/results/soak_server.json
     scripts/check.py soak --pictures 2000    # a model that sees; writes benchmarks/results/soak_pictures.json
+    scripts/check.py soak --api-server-count 2 --minutes 10    # writes benchmarks/results/soak_front_ends.json
 
 `jaxllm serve` runs with a KV cache so small that requests are preempted. Each of a catalogue of random requests (chats
 and completions, n, seeds, log-probabilities of answers and prompts, grammars, echo, stop strings, long prompts, shared
@@ -12,6 +13,9 @@ may run or wait, all KV blocks must be free, and memory, threads and file descri
 At the end SIGTERM comes in the middle of streams, which are read to their end. The first quarter of the time is
 warm-up; the slope of the memory is that of the rest, plus or minus twice its standard error: "?" means that the run was
 too short. The exit status is 1 if anything was wrong.
+
+With `--api-server-count 2` the server has two front ends, and one is killed under each load. Its own connections may
+fail then, and no others; no count of /metrics may fall, and at rest the whole bound on requests must be free.
 
 With `--pictures N` the model is a small Qwen2-VL with random weights, and half of the requests have pictures or videos
 between their texts: some that the caches know, some under new names, so that they are processed and encoded again. The
@@ -38,6 +42,7 @@ from lib.front_end import serve_command
 from lib.results import describe_server, find_model, make_server_parser, result_file, save
 from lib.servers import ServerError, server_process
 
+from check.soaking.front_ends import MOST_QUEUED
 from check.soaking.pictures import BAD_PICTURES, make_model, make_picture_asks
 from check.soaking.report import report, show
 from check.soaking.requests import BAD, Ask, Lengths, make_asks
@@ -70,13 +75,20 @@ def main() -> int:
     parser.add_argument(
         "--phase-seconds", type=float, default=15.0, help="of load between rests (default: %(default)s)"
     )
+    parser.add_argument(
+        "--api-server-count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="front ends; with several, one is killed each phase",
+    )
     parser.add_argument("--clients", type=int, default=12, help="at once (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise the server would outlive this process
     minutes = args.minutes or (6.0 if args.pictures else 30.0)
     seconds, phase_seconds = (30.0, 5.0) if args.quick else (minutes * 60, args.phase_seconds)
-    out = result_file(args, "soak_pictures.json" if args.pictures else "soak_server.json")
+    out = result_file(args, _record_name(args))
     try:
         with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
             record = _soak(args, Path(scratch), seconds, phase_seconds)
@@ -89,6 +101,12 @@ def main() -> int:
     show(record)
     save(out, describe_server() | record)
     return 1 if False in record["goals_reached"].values() else 0
+
+
+def _record_name(args: argparse.Namespace) -> str:
+    if args.pictures:
+        return "soak_pictures.json"
+    return "soak_server.json" if args.api_server_count == 1 else "soak_front_ends.json"
 
 
 def _soak(args: argparse.Namespace, scratch: Path, seconds: float, phase_seconds: float) -> dict[str, Any]:
@@ -109,9 +127,13 @@ def _soak(args: argparse.Namespace, scratch: Path, seconds: float, phase_seconds
     else:
         model, flags, bad = find_model(args), FLAGS, BAD
         name, asks = model.name, make_asks(source, NUM_ASKS, LENGTHS)
+    if has_several := args.api_server_count > 1:
+        flags += ("--api-server-count", str(args.api_server_count), "--max-num-queued-reqs", str(MOST_QUEUED))
     command = [*serve_command(model, *flags), "--shutdown-timeout", "60", "--disable-uvicorn-access-log"]
     with server_process(command, scratch / "server.txt", env=DEV_MODE) as server:
-        soak = ServerSoak(server, source, asks, bad=bad, others=others, num_clients=args.clients)
+        soak = ServerSoak(
+            server, source, asks, bad=bad, others=others, num_clients=args.clients, kills_front_ends=has_several
+        )
         began = time.monotonic()
         num_pictures = min(args.pictures, QUICK_PICTURES) if args.quick else args.pictures
         asyncio.run(soak.run(seconds, phase_seconds, num_pictures))

@@ -332,11 +332,18 @@ def start_mock_process(
     asks_core: bool = False,
 ) -> tuple[RemoteClient, FrontEnd]:
     """Start a mock core in a process of its own and return it with its front end, as `start_in_process` does."""
+    command = mock_command(tokens_per_second, replies, step_ms)
+    return start_in_process(engine_args, asks_core=asks_core, command=command)
+
+
+def mock_command(
+    tokens_per_second: float | None = None, replies: str | None = None, step_ms: Sequence[float] | None = None
+) -> list[str]:
+    """Return the command that runs a mock core for the front end that starts it."""
     rate = [] if tokens_per_second is None else ["--tokens-per-second", str(tokens_per_second)]
     told = [] if replies is None else ["--replies", replies]
     steps = [] if step_ms is None else ["--step-ms", *map(str, step_ms)]
-    command = [sys.executable, str(Path(__file__).resolve()), *rate, *told, *steps]
-    return start_in_process(engine_args, asks_core=asks_core, command=command)
+    return [sys.executable, str(Path(__file__).resolve()), *rate, *told, *steps]
 
 
 def add_step_argument(parser: argparse.ArgumentParser) -> None:

@@ -147,6 +147,7 @@ ROOMS = (
     "jaxllm.server.operations",
     "jaxllm.server.grpc",
     "jaxllm.server.page",
+    "jaxllm.server.processes",
     "jaxllm.server",
     "jaxllm.v1",
     "jaxllm",  # the front door: loads each name when it is asked for

@@ -31,6 +31,7 @@ WORKS = re.findall(
     --allow-credentials --allowed-origins --allowed-methods --allowed-headers --api-key --ssl-keyfile --ssl-certfile
     --ssl-ca-certs --enable-ssl-refresh --ssl-cert-reqs --ssl-ciphers --root-path --middleware
     --enable-request-id-headers --disable-fastapi-docs --h11-max-incomplete-event-size --h11-max-header-count
+    --api-server-count -asc
     --chat-template --chat-template-content-format --trust-request-chat-template --default-chat-template-kwargs
     --response-role --return-tokens-as-token-ids --log-config-file --max-log-len --enable-prompt-tokens-details
     --enable-server-load-tracking --enable-force-include-usage --enable-tokenizer-info-endpoint
@@ -51,8 +52,6 @@ REFUSED = {
     "--fingerprint-value": "x",
     "--cohere-format": "cmd3",
     "--enable-offline-docs": None,
-    "--api-server-count": "2",
-    "-asc": "2",
     "--data-parallel-supervisor-port": "1",
     "--dp-supervisor-probe-interval-s": "1",
     "--dp-supervisor-probe-timeout-s": "1",

@@ -18,6 +18,8 @@ class RemoteClient(CoreClient):
 
     is_closed: bool
     """True once `shutdown` or `begin_shutdown` was called."""
+    max_replicas = 1
+    """The most replicas that there can be."""
 
     @property
     @abstractmethod

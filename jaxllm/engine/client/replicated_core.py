@@ -30,6 +30,8 @@ class ReplicatedCore(RemoteClient):
     Once no core runs or starts, or soon will, every call raises EngineDeadError, but for `shutdown`.
     """
 
+    max_replicas = MAX_REPLICAS
+
     def __init__(self, start: StartReplica, count: int) -> None:
         """Start `count` cores; `wait_ready` waits for them."""
         self.replicas = ReplicaSet(start, count)
@@ -192,6 +194,5 @@ def for_replica(request: EngineCoreRequest, remote: RemoteClient, rank: Any) -> 
     """
     if rank is None:
         return request
-    is_alone = not isinstance(remote, ReplicatedCore)
-    check_int("data_parallel_rank", rank, 0, 0 if is_alone else MAX_REPLICAS - 1)
+    check_int("data_parallel_rank", rank, 0, remote.max_replicas - 1)
     return msgspec.structs.replace(request, data_parallel_rank=rank)

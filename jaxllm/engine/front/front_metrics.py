@@ -22,6 +22,7 @@ class FrontMetrics:
         self._ready = ready
         self._engines: list[EngineMetrics] = []
         self._loggers: list[StatsLogger] = []
+        self._is_logging = not ready.vllm_config.observability_config.disable_log_stats
         bounds = ("max_num_queued_reqs", "max_num_queued_tokens", "max_ttft_ms")
         self.rejections: Mapping[str, int] = dict.fromkeys(bounds, 0)
         """The number of requests that each queue bound has refused."""
@@ -74,6 +75,12 @@ class FrontMetrics:
         for logger in self._loggers:
             logger.log()
 
+    def stop_logging(self) -> None:
+        """Log no lines from now on: another process logs those of all."""
+        self._is_logging = False
+        for logger in self._loggers:
+            logger.stop()
+
     def forget_hits(self) -> None:
         """Begin the hit rates of the lines anew: the prefix caches were emptied."""
         for logger in self._loggers:
@@ -89,9 +96,9 @@ class FrontMetrics:
             engine_index=index,
             has_residency=config.observability_config.kv_cache_metrics,
         )
-        is_on = not config.observability_config.disable_log_stats
         self._engines.append(metrics)
-        self._loggers.append(StatsLogger(metrics, config.device_config.device_type, is_on=is_on, engine_index=index))
+        platform = config.device_config.device_type
+        self._loggers.append(StatsLogger(metrics, platform, is_on=self._is_logging, engine_index=index))
 
     def _adapters_info(self) -> list[Metric]:
         """Return which adapters requests have, as labels, with the time, in an engine that takes any."""

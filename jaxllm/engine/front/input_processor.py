@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.core_messages import SEED_MASK, EngineCoreRequest
@@ -82,7 +82,8 @@ class InputProcessor:
         self._limits = limits
         self._params = ParamsResolver(tokenizer, limits, generation_config, check_in_core)
         self._seed = seed
-        self._num_arrivals = 0
+        self.arrivals: Iterator[int] = count()
+        """The numbers of requests in the order of their arrival. Front ends of one core must share them."""
 
     def process(
         self,
@@ -294,7 +295,7 @@ class InputProcessor:
         adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
         """Make the core's request, under an id of its own: the user's may come again while its end is on the way."""
-        number, self._num_arrivals = self._num_arrivals, self._num_arrivals + 1
+        number = next(self.arrivals)
         pooling = params if isinstance(params, PoolingParams) else None
         params = _UNSAMPLED if isinstance(params, PoolingParams) else params
         core = EngineCoreRequest(

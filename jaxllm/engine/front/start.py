@@ -44,6 +44,11 @@ def start_in_process(
     With `asks_core` the front end asks the core about a request with a grammar, and waits until it is accepted.
     `command` is another program to run as a core; see `CoreProcess`.
     """
+    return meet(start_processes(engine_args, command), engine_args, asks_core=asks_core)
+
+
+def start_processes(engine_args: EngineArgs, command: Sequence[str] = ()) -> RemoteClient:
+    """Begin to start a core, or data_parallel_size of them, as `start_in_process` does, and return their client."""
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.client.replicated_core import ReplicatedCore
 
@@ -57,8 +62,7 @@ def start_in_process(
         return RemoteCore.in_process(engine_args, command, replica=replica)
 
     count = engine_args.data_parallel_size
-    core: RemoteClient = start() if count == 1 else ReplicatedCore(start, count)
-    return meet(core, engine_args, asks_core=asks_core)
+    return start() if count == 1 else ReplicatedCore(start, count)
 
 
 def uses_ray(engine_args: EngineArgs) -> bool:

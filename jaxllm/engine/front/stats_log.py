@@ -113,6 +113,10 @@ class StatsLogger:
         logger.log(logging.INFO if is_busy or self._was_busy else logging.DEBUG, "%s: %s", self._name, ", ".join(parts))
         self._was_busy, self._since, self._begun = is_busy, self._last_step, self._latest
 
+    def stop(self) -> None:
+        """Log no more lines."""
+        self._is_on = False
+
     def forget_hits(self) -> None:
         """Begin the hit rate anew: the prefix cache was emptied."""
         self._hits.forget()

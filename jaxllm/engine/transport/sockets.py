@@ -172,6 +172,11 @@ class SocketInbox:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.connect(addresses.to_core)
 
+    @property
+    def socket(self) -> zmq.Socket[bytes]:
+        """Return the socket, for a poller."""
+        return self._socket
+
     def receive(self, *, wait: bool) -> list[ToCore | FrameError]:
         """Return the messages that are there, in order; with `wait`, at least one."""
         messages: list[ToCore | FrameError] = []
@@ -196,10 +201,19 @@ class SocketOutbox:
     """The core's end of the socket back to the front end, for any thread."""
 
     def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], addresses: Addresses, *, can_drop: bool = False
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        addresses: Addresses,
+        *,
+        can_drop: bool = False,
+        can_wait: bool = True,
     ) -> None:
-        """Connect; while a thousand messages are on their way, with `can_drop` the next ones are dropped."""
+        """Connect. While a thousand messages are on their way, the next ones wait, or are dropped with `can_drop`;
+        without `can_wait` any number may be on their way.
+        """
         self._socket = _core_socket(context, zmq.PUSH, addresses)
+        if not can_wait:
+            self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.connect(addresses.from_core)
         self._can_drop = can_drop
         self._lock = threading.Lock()
@@ -223,3 +237,8 @@ class SocketOutbox:
         """Close the socket; the last messages have a second to arrive."""
         with self._lock:
             self._socket.close(_LAST_MESSAGES_MS)
+
+    def abandon(self) -> None:
+        """Close the socket; messages that have not arrived are lost."""
+        with self._lock:
+            self._socket.close(0)

@@ -88,8 +88,18 @@ class Failure(msgspec.Struct, frozen=True, array_like=True, tag="failure"):
     error: RequestError
 
 
+class Told(msgspec.Struct, frozen=True, array_like=True, tag="told"):
+    """A change of what several front ends of one engine share, from their parent; each acknowledges it by its id."""
+
+    told_id: int
+    kind: str
+    key: str
+    value: Any
+    """None takes back what was told under this key."""
+
+
 type ToCore = Add | Abort | Release | Call | Shutdown
-type FromCore = Starting | EngineReady | EngineCoreOutputs | Reply | Heartbeat | Failure
+type FromCore = Starting | EngineReady | EngineCoreOutputs | Reply | Heartbeat | Failure | Told
 
 
 class FrameError(Exception):

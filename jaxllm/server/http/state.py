@@ -15,7 +15,7 @@ from jaxllm.server.http.errors import RequestFailedError
 _DRAINING = "The server is about to end, and takes no more requests: another one may."
 
 
-@dataclass(slots=True)
+@dataclass
 class ServerLoad:
     """Counts the requests that the server is answering."""
 
@@ -32,6 +32,10 @@ class ServerLoad:
             yield
         finally:
             self.num_requests -= 1
+
+    def total(self) -> int:
+        """Return the number of requests that the server is answering."""
+        return self.num_requests
 
     def check_open(self) -> None:
         """Raise RequestFailedError, 503, while the server drains."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
@@ -74,6 +74,16 @@ class AdapterLoadError(VLLMValidationError):
     """An adapter exists and cannot be loaded."""
 
 
+class AdapterChange(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that was loaded, or unloaded."""
+
+    name: str
+    number: int | None
+    """The engine's number of it; None once it is unloaded."""
+    path: str = ""
+    base_model_name: str | None = None
+
+
 class OpenAIServingModels:
     """Knows the names of the model and its adapters."""
 
@@ -94,7 +104,9 @@ class OpenAIServingModels:
         self._sees = sees
         self._cards = {name: self._card(name, model_config.model) for name in self._names}
         self._adapters: dict[str, LoRARequest] = {}
-        self._num_added = 0
+        self._num_added = self._num_at_start = 0
+        self._next_number: Callable[[], int] | None = None
+        self._tell: Callable[[AdapterChange], Awaitable[None]] | None = None
         self._changes = asyncio.Lock()
 
     @property
@@ -126,6 +138,29 @@ class OpenAIServingModels:
         cards = list(self._cards.values())
         return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
 
+    def share(self, next_number: Callable[[], int], tell: Callable[[AdapterChange], Awaitable[None]]) -> None:
+        """Share later changes of the adapters with other front ends: `next_number` returns the numbers of new ones, and
+        `tell` has all front ends, this one too, `take` a change.
+        """
+        self._num_at_start, self._next_number, self._tell = self._num_added, next_number, tell
+
+    def take(self, change: AdapterChange) -> None:
+        """Take in a change of the adapters, which the engine knows."""
+        if change.number is None:
+            self._adapters.pop(change.name, None)
+            self._cards.pop(change.name, None)
+            return
+        self._adapters[change.name] = LoRARequest(
+            change.name, change.number, change.path, base_model_name=change.base_model_name
+        )
+        self._cards[change.name] = self._card(change.name, change.path, change.base_model_name or self.name)
+
+    async def _apply(self, change: AdapterChange) -> None:
+        if self._tell is None:
+            self.take(change)
+        else:
+            await self._tell(change)
+
     async def add_all(self, engine: AsyncLLM, modules: Iterable[LoRAModule]) -> None:
         """Load adapters. Raises VLLMValidationError for a bad one, and for a name in use."""
         for module in modules:
@@ -142,15 +177,16 @@ class OpenAIServingModels:
             if module.name in self._cards and not (known and replaces):
                 message = f"The name {module.name!r} is in use: unload the adapter first, or choose another name."
                 raise VLLMValidationError(message, parameter="lora_name", value=module.name)
-            number = self._num_added + 1 if known is None else known.lora_int_id
+            number = self._new_number() if known is None else known.lora_int_id
             request = LoRARequest(
                 module.name, number, module.path, base_model_name=module.base_model_name, load_inplace=known is not None
             )
             await _load(engine, request)
             self._num_added = max(self._num_added, number)
-            self._adapters[module.name] = msgspec.structs.replace(request, load_inplace=False)
-            parent = module.base_model_name or self.name
-            self._cards[module.name] = self._card(module.name, module.path, parent)
+            change = AdapterChange(
+                name=module.name, number=number, path=module.path, base_model_name=module.base_model_name
+            )
+            await self._apply(change)
 
     async def remove(self, engine: AsyncLLM, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises RequestFailedError, 404, for an unknown name."""
@@ -159,8 +195,12 @@ class OpenAIServingModels:
             if request is None:
                 message = f"The LoRA adapter `{name}` does not exist."
                 raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="lora_name")
-            del self._adapters[name], self._cards[name]
+            await self._apply(AdapterChange(name=name, number=None))
             await engine.remove_lora(request.lora_int_id)
+
+    def _new_number(self) -> int:
+        """Return a number that no adapter has had, at no front end: those of the start have the first ones."""
+        return self._num_added + 1 if self._next_number is None else self._num_at_start + self._next_number()
 
     def _card(self, name: str, root: str, parent: str | None = None) -> ModelCard:
         now = datetime.now(UTC).replace(microsecond=0)

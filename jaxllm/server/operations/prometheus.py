@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from functools import partial
+from typing import Protocol
 
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -19,7 +20,6 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from starlette.routing import Match, Route
 
 from jaxllm.engine.front import metrics as engine_metrics
-from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.http.endpoint import ASGIApp, Receive, Scope, Send
 from jaxllm.server.operations.prometheus_help import HELP
 
@@ -31,10 +31,23 @@ _DURATIONS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 """The histogram bounds of answer times in seconds."""
 
 
+class MeasuredEngine(Protocol):
+    """An engine, as far as collectors see it: `AsyncLLM` is one."""
+
+    @property
+    def core_pids(self) -> Mapping[int, int]:
+        """Return the ids of the cores' processes by their replicas' numbers."""
+        ...
+
+    def get_metrics(self) -> Iterable[engine_metrics.Metric]:
+        """Return counts and times."""
+        ...
+
+
 class EngineCollector(Collector):
     """Collects an engine's metrics on request, under the server's prefix."""
 
-    def __init__(self, engine: AsyncLLM, prefix: str) -> None:
+    def __init__(self, engine: MeasuredEngine, prefix: str) -> None:
         self._engine, self._prefix = engine, prefix
 
     def collect(self) -> Iterator[Metric]:
@@ -152,7 +165,7 @@ def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 class CoreProcesses(Collector):
     """Collects the memory and CPU time of an engine's core processes, by replica."""
 
-    def __init__(self, engine: AsyncLLM) -> None:
+    def __init__(self, engine: MeasuredEngine) -> None:
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:

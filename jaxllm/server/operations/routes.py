@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from prometheus_client.registry import CollectorRegistry
@@ -17,14 +18,20 @@ OPEN_PATHS = frozenset({"/health", "/livez", "/ping", "/version"})
 """These routes need no key."""
 
 
-def routes(state: ServerState | Any, registry: CollectorRegistry) -> list[Route]:
-    """Return the routes. `state` must have its engine before the first request."""
+type GatherMetrics = Callable[[], Awaitable[CollectorRegistry]]
+"""A function that returns a registry of all metrics."""
+
+
+def routes(state: ServerState | Any, gather: Callable[[], GatherMetrics]) -> list[Route]:
+    """Return the routes; `gather` returns how metrics are gathered. `state` must have its engine before the first
+    request.
+    """
     return [
         Route("/health", Endpoint(check_health, lambda: state, takes_json=False), methods=["GET"]),
         Route("/ping", Endpoint(ping, lambda: state, takes_json=False), methods=["GET", "POST"]),
         Route("/livez", Endpoint(check_life, lambda: state, takes_json=False), methods=["GET"]),
         Route("/load", Endpoint(show_load, lambda: state, takes_json=False), methods=["GET"]),
-        Route("/metrics", Endpoint(show_metrics, lambda: registry, takes_json=False), methods=["GET"]),
+        Route("/metrics", Endpoint(show_metrics, gather, takes_json=False), methods=["GET"]),
         Route("/version", Endpoint(show_version, lambda: __version__, takes_json=False), methods=["GET"]),
     ]
 
@@ -49,11 +56,12 @@ async def check_life(state: ServerState, _call: Call) -> Reply:
 
 async def show_load(state: ServerState, _call: Call) -> Reply:
     """Show the number of running requests."""
-    return Reply.json({"server_load": state.load.num_requests})
+    return Reply.json({"server_load": state.load.total()})
 
 
-async def show_metrics(registry: CollectorRegistry, call: Call) -> Reply:
+async def show_metrics(gather: GatherMetrics, call: Call) -> Reply:
     """Show the metrics, in Prometheus' or OpenMetrics' form."""
+    registry = await gather()
     page, content_type = show(registry, call.headers.get(b"accept", b"").decode("latin-1"))
     return Reply(page, content_type=content_type.encode())
 

@@ -34,6 +34,9 @@ _NAMES = {
 """The names of chat's fields in Responses."""
 
 
+_UNSTORED = "responses are stored only by a server with one front end (api_server_count=1)."
+
+
 class _Background(NamedTuple):
     """A running response."""
 
@@ -50,6 +53,11 @@ class OpenAIServingResponses:
         self._chat, self._counted = chat, counted
         self._background: dict[str, _Background] = {}
         """By id; the engine limits their number."""
+        self._stores = True
+
+    def stop_storing(self) -> None:
+        """Store nothing: another front end of the engine may get the next request of a conversation."""
+        self._stores = False
 
     async def answer(self, request: ResponsesRequest, caller: Caller) -> EventStream | Response:
         """Answer a request; a stream is returned once it is admitted.
@@ -58,6 +66,9 @@ class OpenAIServingResponses:
         """
         check_generates(self._chat.engine_client, "Responses")
         self._chat.models.check(request.model)
+        if not self._stores:
+            _check_unstored(request)
+            request = msgspec.structs.replace(request, store=False)
         request.check()
         earlier, items = self._earlier(request), read_input(request.input, self.store.finder())
         if request.is_stored:
@@ -86,6 +97,7 @@ class OpenAIServingResponses:
 
     def retrieve(self, response_id: str) -> bytes:
         """Return a response in JSON. Raises RequestFailedError, 404, for one that is not stored."""
+        self._check_stores()
         running = self._background.get(response_id)
         if running is not None:
             return msgspec.json.encode(running.answer.response())
@@ -96,6 +108,7 @@ class OpenAIServingResponses:
 
         Raises RequestFailedError, 404, for one that is not stored, and VLLMValidationError for a foreground one.
         """
+        self._check_stores()
         running = self._background.get(response_id)
         if running is not None:
             running.task.cancel()
@@ -108,11 +121,16 @@ class OpenAIServingResponses:
 
     async def delete(self, response_id: str) -> DeletedResponse:
         """Delete a response, and end it first if it runs. Raises RequestFailedError, 404, for an unknown one."""
+        self._check_stores()
         if response_id in self._background:
             await self.cancel(response_id)
         self.store.find(response_id, "response_id")
         self.store.discard(response_id)
         return DeletedResponse(id=response_id)
+
+    def _check_stores(self) -> None:
+        if not self._stores:
+            raise VLLMValidationError(_UNSTORED, parameter="response_id")
 
     def _earlier(self, request: ResponsesRequest) -> tuple[bytes, ...]:
         """Return the conversation that a request continues."""
@@ -163,6 +181,13 @@ class OpenAIServingResponses:
             truncation=request.truncation or "disabled",
             metadata=request.metadata or {},
         )
+
+
+def _check_unstored(request: ResponsesRequest) -> None:
+    """Raise VLLMValidationError for a request that needs stored responses."""
+    for name in ("store", "background", "previous_response_id"):
+        if getattr(request, name):
+            raise VLLMValidationError(f"{name}: {_UNSTORED}", parameter=name)
 
 
 def _decoded(turns: Sequence[bytes]) -> list[dict[str, Any]]:

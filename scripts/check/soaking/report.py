@@ -28,12 +28,23 @@ def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
         "items_renamed_and_processed": [soak.num_renamed, soak.num_processed],
         "preemptions": soak.num_preemptions,
         "programs_compiled": [soak.num_compiled[0], soak.num_compiled[-1]],
+        **(_kills(soak) if soak.killer is not None else {}),
         "processes": {name: _process(soak.rests(name), soak.loaded.held[name], trends[name]) for name in names},
         "not_free_at_rest": soak.left[:20],
         "end": soak.end,
         "violations": [each[:2000] for each in soak.violations[:20]],
         "num_violations": len(soak.violations),
         "goals_reached": _verdicts(soak, trends, seconds),
+    }
+
+
+def _kills(soak: ServerSoak) -> dict[str, Any]:
+    killer = soak.killer
+    assert killer is not None
+    return {
+        "front_ends_killed": killer.num_kills,
+        "connections_of_the_killed": killer.num_connections,
+        "requests_cut": killer.num_cut,
     }
 
 
@@ -70,6 +81,7 @@ def _verdicts(soak: ServerSoak, trends: dict[str, Trend], seconds: float) -> dic
         "requests were preempted": soak.num_preemptions > 0,
         "no program compiled after warm-up": len(set(soak.num_compiled)) == 1 if soak.compiles_ahead else None,
         **(_media_verdicts(soak) if soak.num_others else {}),
+        **({} if soak.killer is None else {"front ends were killed": soak.killer.num_kills > 0}),
         **steady,
         **memory,
         "SIGTERM drains the streams, exits with 0, and leaves no process": soak.end == end,
@@ -112,6 +124,9 @@ def show(record: dict[str, Any]) -> None:
         moved, others = record["answers_that_follow_the_media"]
         renamed, processed = record["items_renamed_and_processed"]
         print(f"{moved} of {others} answers change with the pixels; {renamed} items renamed, {processed} processed")
+    if "front_ends_killed" in record:
+        cut, of = record["requests_cut"], record["connections_of_the_killed"]
+        print(f"{record['front_ends_killed']} front ends killed, with {of} connections: {cut} requests cut")
     for outcome, num in record["outcomes"].items():
         print(f"    {outcome:32}{num:>8}")
     for name, process in record["processes"].items():

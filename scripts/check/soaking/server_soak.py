@@ -19,6 +19,7 @@ from lib.servers import HOST, RefusedError, ServerError, ServerProcess, get
 
 from check.soaking.answers import Said, fetch, open_session, open_slow_session, read_stream, read_whole
 from check.soaking.census import Census
+from check.soaking.front_ends import MOST_QUEUED, Killer
 from check.soaking.requests import BAD, COMPLETIONS, LOOKS, STEADY, Ask
 from check.soaking.watch import Watch
 
@@ -48,12 +49,15 @@ class ServerSoak:
         others: Mapping[Ask, Ask] | None = None,
         num_clients: int = 12,
         compiles_ahead: bool = True,
+        kills_front_ends: bool = False,
     ) -> None:
         """Load a server that has started with `asks`, and `bad` ones that it refuses with a status.
 
         `others` has, for each one with pictures or videos, the same about others of the same sizes.
-        One that compiles nothing ahead (--enforce-eager) is never warm.
+        One that compiles nothing ahead (--enforce-eager) is never warm. With `kills_front_ends` one of several front
+        ends is killed under each load.
         """
+        self.killer = Killer(server, source) if kills_front_ends else None
         self._server, self._url = server, f"http://{HOST}:{server.port}"
         self._random, self._num_clients = source, num_clients
         self._asks, self._bad, self._others = list(asks), bad, others or {}
@@ -105,7 +109,10 @@ class ServerSoak:
         while time.monotonic() < end or self.num_with_media < least_with_media:
             looking = asyncio.create_task(self.loaded.look_every(LOOK_SECONDS))
             async with self._clients():
+                killing = self.killer and asyncio.create_task(self.killer.kill_one(phase_seconds))
                 await self._load(phase_seconds)
+                if killing is not None:
+                    await killing
             looking.cancel()
             await self._rest()
             self.watch.look()
@@ -161,10 +168,24 @@ class ServerSoak:
                 left["blocks"] = "in use"
             if not json.loads(await fetch(session, "/reset_encoder_cache", {}))["success"]:
                 left["encoded items"] = "in use"
+        if self.killer is not None:
+            left |= await self._room_and_counts(self.killer)
         if left:
             self.left.append(str(left))
         await self._note_counts()
         await asyncio.sleep(CLOSE_SECONDS)
+
+    async def _room_and_counts(self, killer: Killer) -> dict[str, Any]:
+        """Check that the bound on requests is free, and that no count has fallen; return what is wrong."""
+        wrong: dict[str, Any] = {}
+        async with open_session(self._url) as session:
+            try:
+                await fetch(session, COMPLETIONS, {"prompt": "sea", "max_tokens": 1, "n": MOST_QUEUED})
+            except ServerError as error:
+                wrong["room for requests"] = str(error)
+        if fallen := killer.fallen(await self.watch.metrics()):
+            wrong["counts that fell"] = fallen
+        return wrong
 
     def _tell(self, seconds: float) -> None:
         """Print the progress."""
@@ -188,8 +209,9 @@ class ServerSoak:
             outcome = "lost"
             self.violations.append(f"{manner}: nothing for {LOST_SECONDS:g} s")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
-            outcome = "failed"
-            self.violations.append(f"{manner}: {type(error).__name__}: {error}")
+            outcome = "cut by a kill" if self.killer is not None and self.killer.explains(error) else "failed"
+            if outcome == "failed":
+                self.violations.append(f"{manner}: {type(error).__name__}: {error}")
         self.outcomes[f"{manner}: {outcome}"] += 1
 
     async def _act(self, manner: str) -> str:

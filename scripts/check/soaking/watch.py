@@ -1,4 +1,4 @@
-"""Watch a server under load: the memory, threads and descriptors of its two processes, and its metrics."""
+"""Watch a server under load: the memory, threads and descriptors of its lasting processes, and its metrics."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lib.servers import ServerError, ServerProcess, descendants, get
 from prometheus_client.parser import text_string_to_metric_families
 
 from check.soaking.census import Census, census_of
+from check.soaking.front_ends import front_ends
 
 REST_SECONDS = 10.0
 """The seconds in which a server without requests must be at rest."""
@@ -21,15 +22,16 @@ BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache
 
 
 class Watch:
-    """Counts what a server's front end and core hold."""
+    """Counts what a server's front end and core hold, or the core and the parent of several front ends."""
 
     def __init__(self, server: ServerProcess) -> None:
-        """Watch a server that has started. Raises ServerError unless its one child is the core."""
-        children = descendants(server.pid)
+        """Watch a server that has started. Raises ServerError unless it has one core."""
+        fronts = front_ends(server)
+        children = [pid for pid in descendants(server.pid) if pid not in fronts]
         if len(children) != 1:
             raise ServerError(f"a server has one core, and this one has {len(children)} children")
         self._port = server.port
-        self.pids = {"front": server.pid, "core": children[0]}
+        self.pids = {"parent" if fronts else "front": server.pid, "core": children[0]}
         self.held: dict[str, list[Census]] = {name: [] for name in self.pids}
 
     def look(self) -> None:

@@ -1,0 +1,164 @@
+"""The main function of one of several front-end processes, which `processes/front_process.py` starts."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import shutil
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from prometheus_client.registry import CollectorRegistry
+
+from jaxllm.config.server_arguments import ServerArgs
+from jaxllm.engine.transport.wire import Told
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.server.app import build_app
+from jaxllm.server.openai.serving_models import AdapterChange, OpenAIServingModels
+from jaxllm.server.processes.acceptor import Acceptor
+from jaxllm.server.processes.board import Board, SharedLoad
+from jaxllm.server.processes.client import SharedLLM
+from jaxllm.server.processes.front_process import FrontOrder
+from jaxllm.server.processes.reports import Report, is_of_core, merged, read, registry_of
+from jaxllm.server.run import FrontPart, serve_engine
+from jaxllm.utils.async_utils import start_worker_threads
+from jaxllm.utils.fork_safety import end_with
+from jaxllm.utils.log import configure_log, show_log
+
+logger = logging.getLogger(__name__)
+
+_REPORT_SECONDS = 0.5
+_ADAPTER = "adapter"
+
+
+class _Front(FrontPart):
+    """One front end among several: what it shares with the others, by way of their parent."""
+
+    def __init__(self, order: FrontOrder, board: Board, engine: SharedLLM, app: Any, prefix: str) -> None:
+        self._index, self._engine, self._app, self._prefix = order.index, engine, app, prefix
+        self._board = board
+        self.load = SharedLoad(board, order.index)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def acceptor(self, listener: socket.socket, connections: set[Any]) -> Acceptor:
+        """Return what takes this front end's connections."""
+        self._acceptor = Acceptor(listener, self._board, self._index, lambda: len(connections))
+        return self._acceptor
+
+    async def begin(self) -> None:
+        """Share with the others, once the application has its engine."""
+        state = self._app.state
+        models: OpenAIServingModels = state.openai_serving_models
+        models.share(self._board.next_adapter, self._tell_adapter)
+        state.openai_serving_responses.stop_storing()
+        state.gather_metrics = self._gather
+        self._engine.parent.listen(self._on_told)
+        await self._engine.ask_parent("report", self._report())
+        self._keep(self._report_always())
+
+    async def end(self) -> None:
+        """Report for the last time."""
+        for task in list(self._tasks):
+            task.cancel()
+        with contextlib.suppress(EngineDeadError, EngineBusyError):
+            await self._engine.ask_parent("report", self._report())
+
+    async def _tell_adapter(self, change: AdapterChange) -> None:
+        await self._engine.tell(_ADAPTER, change.name, msgspec.to_builtins(change))
+
+    def _keep(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _on_told(self, told: Told) -> None:
+        self._keep(self._take_told(told))
+
+    async def _take_told(self, told: Told) -> None:
+        """Take in a change, and acknowledge it."""
+        try:
+            if told.kind == _ADAPTER:
+                self._app.state.openai_serving_models.take(msgspec.convert(told.value, AdapterChange))
+            else:
+                await self._engine.take_told(told)
+        except Exception:
+            logger.exception("a change that another front end has made cannot be taken in")
+        with contextlib.suppress(EngineDeadError, EngineBusyError):
+            await self._engine.ask_parent("acknowledge", told.told_id)
+
+    async def _report_always(self) -> None:
+        """Report this process's metrics again and again: its counts shall outlive it."""
+        with contextlib.suppress(EngineDeadError, EngineBusyError):
+            while True:
+                await asyncio.sleep(_REPORT_SECONDS)
+                self._acceptor.show()
+                await self._engine.ask_parent("report", self._report())
+
+    def _report(self) -> Any:
+        report = read(self._app.state.registry, str(self._index))
+        return msgspec.to_builtins([each for each in report if not is_of_core(each.name, self._prefix)])
+
+    async def _gather(self) -> CollectorRegistry:
+        """Return the metrics of all front ends and of the core."""
+        reports = await self._engine.ask_parent("collect", self._report())
+        return registry_of(merged(msgspec.convert(reports, list[Report.__value__])))
+
+
+async def _serve(order: FrontOrder) -> None:
+    engine_args = AsyncEngineArgs(**order.settings.engine_args)
+    server_args = ServerArgs(**order.settings.server_args)
+    args = argparse.Namespace(**vars(engine_args), **vars(server_args))
+    app = build_app(args)
+    board = Board(order.board_fd, order.num_rows)
+    start_worker_threads()
+    engine = await asyncio.to_thread(SharedLLM.join, engine_args, order.addresses, board, order.index)
+    async with engine:
+        await asyncio.to_thread(engine.front.inputs.prepare_media)
+        gc.freeze()  # as `run_server` does
+        front = _Front(order, board, engine, app, server_args.metrics_prefix)
+        with _refusing(engine), contextlib.closing(socket.socket(fileno=order.listener_fd)) as listener:
+            await serve_engine(engine, app, listener, args, part=front)
+
+
+@contextlib.contextmanager
+def _refusing(engine: SharedLLM) -> Iterator[None]:
+    """Tell the parent what a block refuses, so that the server ends with that."""
+    try:
+        yield
+    except VLLMValidationError as error:
+        engine.parent.begin_call("refuse", str(error), error.parameter)
+        raise
+
+
+def main() -> int:
+    """Run the front end that the order on standard input describes; return the exit status."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=FrontOrder)
+    end_with(order.parent_pid, lambda: shutil.rmtree(order.folder, ignore_errors=True))
+    sys.path[:] = order.sys_path
+    logging.getLogger("jaxllm").setLevel(order.log_level)
+    show_log()
+    if (file := order.settings.engine_args.get("log_config_file")) is not None:
+        configure_log(file)
+    warnings.filterwarnings("ignore", module="PIL")  # as `run_server` does
+    import uvloop
+
+    try:
+        uvloop.run(_serve(order))
+    except EngineDeadError as error:
+        logger.error("front end %d ends: %s", order.index, error)
+        return 1
+    except VLLMValidationError:
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

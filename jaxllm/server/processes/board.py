@@ -1,0 +1,170 @@
+"""Share counts between front-end processes: a row of numbers for each, in memory of all, under one lock."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+from collections.abc import Iterator
+from enum import IntEnum
+
+from jaxllm.engine.online.admission import Admission
+from jaxllm.server.http.state import ServerLoad
+
+
+class Column(IntEnum):
+    """What the numbers of a row count."""
+
+    QUEUED_REQS = 0
+    """Sequences that wait or run, as admission counts them."""
+    QUEUED_TOKENS = 1
+    """Prompt tokens of requests without an output yet."""
+    LOAD = 2
+    """HTTP requests that run the model."""
+    CONNECTIONS = 3
+    IS_ACCEPTING = 4
+    """1 while the process takes connections."""
+
+
+_ITEM_BYTES = 8
+_NUM_COUNTERS = 2
+_ROW_ITEMS = len(Column)
+
+
+class Board:
+    """Integers in memory that the front ends and their parent map: counters of requests and adapters, then the rows.
+
+    The system releases the lock of a process that ends, and the parent clears its row.
+    """
+
+    def __init__(self, fd: int, num_rows: int) -> None:
+        """Map the memory behind a file descriptor that `make` has made, in this process or its parent."""
+        self.fd, self._num_rows = fd, num_rows
+        self._memory = mmap.mmap(fd, _ITEM_BYTES * (_NUM_COUNTERS + num_rows * _ROW_ITEMS))
+        self._items = memoryview(self._memory).cast("q")
+
+    @classmethod
+    def make(cls, num_rows: int) -> Board:
+        """Make a board of zeros."""
+        if hasattr(os, "memfd_create"):
+            fd = os.memfd_create("jaxllm-board")
+        else:
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.ftruncate(fd, _ITEM_BYTES * (_NUM_COUNTERS + num_rows * _ROW_ITEMS))
+        return cls(fd, num_rows)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from the board while a block runs; it must not wait for anything."""
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+
+    def arrivals(self) -> Iterator[int]:
+        """Yield numbers, without an end, that no other process gets: each is the count of those before it."""
+        while True:
+            yield self._next(0)
+
+    def next_adapter(self) -> int:
+        """Return a number, from 1, that no other process gets."""
+        return 1 + self._next(1)
+
+    def get(self, row: int, column: Column) -> int:
+        """Return a number."""
+        return self._items[self._index(row, column)]
+
+    def put(self, row: int, column: Column, value: int) -> None:
+        """Set a number, which only the row's process may do, or the parent after its end."""
+        self._items[self._index(row, column)] = value
+
+    def total(self, column: Column) -> int:
+        """Return the sum of a column."""
+        return sum(self.get(row, column) for row in range(self._num_rows))
+
+    def least_connections(self) -> int:
+        """Return the number of connections of the process that has the fewest; 0 without any."""
+        rows = [row for row in range(self._num_rows) if self.get(row, Column.IS_ACCEPTING)]
+        return min((self.get(row, Column.CONNECTIONS) for row in rows), default=0)
+
+    def clear(self, row: int) -> None:
+        """Forget a process that has ended."""
+        for column in Column:
+            self.put(row, column, 0)
+
+    def close(self) -> None:
+        """Release the memory of this process's view."""
+        self._items.release()
+        self._memory.close()
+        os.close(self.fd)
+
+    def _next(self, counter: int) -> int:
+        with self.locked():
+            number = self._items[counter]
+            self._items[counter] = number + 1
+        return number
+
+    @staticmethod
+    def _index(row: int, column: Column) -> int:
+        return _NUM_COUNTERS + row * _ROW_ITEMS + column
+
+
+class SharedAdmission(Admission):
+    """The bounds on the requests of all front ends together. `num_reqs` and `num_tokens` are those of all, too."""
+
+    def __init__(self, max_num_reqs: int | None, max_num_tokens: int | None, board: Board, row: int) -> None:
+        """Count this process's part in its row of the board."""
+        self._board, self._row = board, row
+        super().__init__(max_num_reqs, max_num_tokens)
+
+    def reserve_reqs(self, count: int) -> None:
+        """Reserve room for `count` sequences, all or none. Raises QueueOverflowError."""
+        with self._board.locked():
+            self.num_reqs = self._board.total(Column.QUEUED_REQS)
+            super().reserve_reqs(count)
+            self._add(Column.QUEUED_REQS, count)
+
+    def reserve_tokens(self, count: int) -> None:
+        """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError."""
+        with self._board.locked():
+            self.num_tokens = self._board.total(Column.QUEUED_TOKENS)
+            super().reserve_tokens(count)
+            self._add(Column.QUEUED_TOKENS, count)
+
+    def release_reqs(self, count: int) -> None:
+        """Give back the room of `count` sequences."""
+        self._add(Column.QUEUED_REQS, -count)
+
+    def release_tokens(self, count: int, *, has_output: bool) -> None:
+        """Give back the room of a prompt, at its first output or because it was given up."""
+        del has_output  # the speed of prompts is not measured: max_ttft_ms is refused
+        self._add(Column.QUEUED_TOKENS, -count)
+
+    def _add(self, column: Column, count: int) -> None:
+        self._board.put(self._row, column, self._board.get(self._row, column) + count)
+
+
+class SharedLoad(ServerLoad):
+    """Counts the requests of this process on the board, and shows those of all."""
+
+    def __init__(self, board: Board, row: int) -> None:
+        super().__init__()
+        self._board, self._row = board, row
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a request that runs the model while its answer is made."""
+        with super().counted():
+            self._board.put(self._row, Column.LOAD, self.num_requests)
+            try:
+                yield
+            finally:
+                self._board.put(self._row, Column.LOAD, self.num_requests - 1)
+
+    def total(self) -> int:
+        """Return the number of requests that all front ends are answering."""
+        return self._board.total(Column.LOAD)

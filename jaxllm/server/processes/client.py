@@ -1,0 +1,157 @@
+"""The engine of one of several front ends: its core is reached through their parent."""
+
+# ruff: noqa: ARG002 - methods that are refused have the parameters of those they stand for
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn, Self
+
+import zmq
+
+from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.client.replicated_core import MAX_REPLICAS
+from jaxllm.engine.front.start import meet
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.engine.online.engine_client import PauseMode
+from jaxllm.engine.transport.sockets import Addresses, Meeting
+from jaxllm.engine.transport.wire import FrameError, FromCore, Told
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.server.processes.board import Board, SharedAdmission
+
+_PAUSED = "paused"
+_NO_MEDIA = "no media"
+_ONE_ONLY = "is for a server with one front end: start it with api_server_count=1."
+
+
+class _ParentHandle:
+    """The parent in the place of a core's process; this process ends with it, whatever it waits for."""
+
+    name = "the engine"
+    pid = None
+    fds: list[int] = []  # noqa: RUF012 - there are none
+    poll_seconds = 0.5
+
+    def __init__(self, meeting: Meeting) -> None:
+        self.meeting = meeting
+
+    def end_reason(self) -> str | None:
+        """Return None: it runs."""
+        return None
+
+    def wait(self, seconds: float) -> None:
+        """Do nothing: the parent goes on."""
+
+    def stop(self, seconds: float) -> None:
+        """Do nothing: the parent goes on."""
+
+    def kill(self) -> None:
+        """Do nothing: the parent goes on."""
+
+
+class ParentClient(RemoteCore):
+    """The client of an engine that other front ends use too. Its shutdown ends the connection, and not the engine."""
+
+    def __init__(self, addresses: Addresses, *, has_replicas: bool) -> None:
+        """Wait for the parent at the addresses, whose files it deletes once it has heard of this process."""
+        super().__init__(_ParentHandle(Meeting(addresses)), zmq.Context())
+        self.max_replicas = MAX_REPLICAS if has_replicas else 1
+        self.on_told: Callable[[Told], object] | None = None
+        """What takes changes of what is shared; they wait until it is set by `listen`."""
+        self._told: list[Told] = []
+
+    def listen(self, on_told: Callable[[Told], object]) -> None:
+        """Give changes of what is shared to a function, first those that have come."""
+        self.on_told = on_told
+        told, self._told = self._told, []
+        for change in told:
+            on_told(change)
+
+    def finish_shutdown(self, timeout: float | None = None) -> None:
+        """Close the connection."""
+        del timeout
+        self._close()
+
+    def _take(self, message: FromCore | FrameError) -> None:
+        if not isinstance(message, Told):
+            super()._take(message)
+        elif self.on_told is None:
+            self._told.append(message)
+        else:
+            self.on_told(message)
+
+
+class SharedLLM(AsyncLLM):
+    """The engine of one of several front ends. Bounds, pauses and adapters are those of all."""
+
+    parent: ParentClient
+
+    @classmethod
+    def join(cls, engine_args: AsyncEngineArgs, addresses: Addresses, board: Board, row: int) -> Self:
+        """Wait until the engine is ready, and return it."""
+        parent = ParentClient(addresses, has_replicas=engine_args.data_parallel_size > 1)
+        admission = SharedAdmission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens, board, row)
+        engine = cls(
+            lambda: meet(parent, engine_args, asks_core=False),
+            admission=admission,
+            logs_requests=engine_args.enable_log_requests,
+        )
+        engine.parent, engine.max_log_len = parent, engine_args.max_log_len
+        engine.front.inputs.arrivals = board.arrivals()
+        engine.front.metrics.stop_logging()
+        return engine
+
+    async def ask_parent(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the parent and return its answer."""
+        return await self._call(method, *arguments)
+
+    async def tell(self, kind: str, key: str, value: Any) -> None:
+        """Tell all front ends, this one too, of a change; return when all have taken it in."""
+        await self.ask_parent("tell", kind, key, value)
+
+    async def take_told(self, told: Told) -> None:
+        """Take in a change that is the engine's; ignore others."""
+        if told.kind == _NO_MEDIA:
+            await super().reset_mm_cache()
+        if told.kind != _PAUSED:
+            return
+        if told.value is None:
+            await super().resume_generation()
+        else:
+            await super().pause_generation(mode=told.value, clear_cache=False)
+
+    async def pause_generation(
+        self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
+    ) -> None:
+        """Let new requests of all front ends wait; running ones are aborted, or with mode "wait" end first."""
+        mode = "wait" if wait_for_inflight_requests else mode
+        if mode == "keep":
+            raise VLLMValidationError("mode must be 'abort' or 'wait': requests cannot be kept.", parameter="mode")
+        await self.tell(_PAUSED, "", mode)
+        if clear_cache:
+            await self.reset_prefix_cache()
+
+    async def resume_generation(self) -> None:
+        """Take requests again, at all front ends."""
+        await self.tell(_PAUSED, "", None)
+
+    async def reset_mm_cache(self) -> None:
+        """Forget all processed images and videos, at all front ends."""
+        await self.tell(_NO_MEDIA, "", None)
+
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> NoReturn:
+        """Raise VLLMValidationError: the engine has other front ends."""
+        raise _for_one("sleep")
+
+    async def wake_up(self, tags: list[str] | None = None) -> NoReturn:
+        """Raise VLLMValidationError: the engine does not sleep."""
+        raise _for_one("wake_up")
+
+    async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> NoReturn:
+        """Raise VLLMValidationError: the engine has other front ends."""
+        raise _for_one("scale_elastic_ep")
+
+
+def _for_one(name: str) -> VLLMValidationError:
+    return VLLMValidationError(f"{name} {_ONE_ONLY}", parameter="api_server_count")
