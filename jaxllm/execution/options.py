@@ -72,7 +72,8 @@ def compiler_options(
 def multiplies_packed(model: Model) -> bool:
     """Return whether plain XLA multiplies by a model's quantized weights, which it would widen first."""
     ops, has_experts = model.ops, bool(grouped_shapes(model.specs))
-    is_plain = ops.linear.implementation == "xla" or (has_experts and ops.grouped_matmul.implementation == "xla")
+    is_plain = ops.linear.implementation == "xla" or bool(ops.linear.without)
+    is_plain |= has_experts and ops.grouped_matmul.implementation == "xla"
     return model.specs.quantization is not None and is_plain
 
 

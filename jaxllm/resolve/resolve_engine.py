@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jaxllm.execution.mesh import Device
     from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.config import ModelConfig
-    from jaxllm.resolve.resolve_ops import EngineOps
+    from jaxllm.resolve.resolve_ops import Picker
     from jaxllm.sampling.processors import LogitsProcessor
 
 _PLATFORMS = ("cpu", "gpu", "tpu")
@@ -67,7 +67,7 @@ def _settle(
 ) -> EngineConfig:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
-    from jaxllm.resolve.resolve_ops import Picker, choose_ops
+    from jaxllm.resolve.resolve_ops import Picker
 
     args = dataclasses.replace(args)  # checks them again; the user may still change the other object
     load_plugins()
@@ -77,31 +77,25 @@ def _settle(
     checkpoint = checkpoint or _open(args)
     hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
     resolved = _resolve_model(args, checkpoint, hf_config)
-    model_config = resolved.model_config
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     generation = args.generation_config, generation_config, args.override_generation_config
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)
-    mesh, platform, model_config = _resolve_devices(args, devices, model_config.within(max_model_len))
+    mesh, platform, model_config = _resolve_devices(args, devices, resolved.model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits = resolve_limits(args, platform, max_model_len, resolved)
-    dtype = resolve_dtype(args.dtype, checkpoint, platform)
+    dtype, picker = resolve_dtype(args.dtype, checkpoint, platform), Picker(mesh, platform, wrong)
     check_attention_chunks(model_config, limits)
-    picker = Picker(mesh, platform, wrong)
-    ops = choose_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)
+    ops = _resolve_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)
     return EngineConfig(
         **limits,
+        **ops,
         args=args,
         checkpoint=checkpoint,
         hf_config=hf_config,
-        model_config=model_config,
-        dtype=dtype,
-        ops=ops,
-        batch_invariant=_resolve_batch_invariant(args, platform, dtype, ops),
         runner_type=resolved.runner_type,
         convert_type=resolved.convert_type,
         pooler_config=resolved.pooler_config,
         pooling=resolved.pooling,
-        quantization=ops.specs.quantization,
         mesh=mesh,
         platform=platform,
         max_model_len=max_model_len,
@@ -198,22 +192,40 @@ def _resolve_devices(
     return mesh, platform, spread(model_config, mesh.size, mesh.shape[EXPERT_AXIS])
 
 
-def _resolve_batch_invariant(args: EngineArguments, platform: str, dtype: str, ops: EngineOps) -> bool:
-    """Settle whether outputs may depend on the batch."""
+def _resolve_ops(
+    args: EngineArguments,
+    checkpoint: Checkpoint,
+    model_config: ModelConfig,
+    dtype: str,
+    block_size: int,
+    picker: Picker,
+    *,
+    is_draft: bool,
+) -> dict[str, Any]:
+    """Settle the ops, the form of weights, and whether outputs may depend on the batch."""
     import jax
 
     from jaxllm.execution.options import library_is_invariant
     from jaxllm.models import LayerLoop
+    from jaxllm.resolve.resolve_ops import choose_ops
 
+    ops = choose_ops(args, checkpoint, model_config, dtype, block_size, picker, is_draft=is_draft)
     stateful = [*(group.attention for group in ops.kv_groups), *(group.ops for group in ops.state_groups)]
-    return settings.resolve_batch_invariant(
+    invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
-        platform,
+        picker.platform,
         dtype,
         jax.__version_info__,
         is_free=ops.specs.loop is LayerLoop.IN_PLACE or library_is_invariant(dtype),
         is_assured=all(op.is_invariant for op in stateful),
     )
+    return {
+        "model_config": model_config,
+        "dtype": dtype,
+        "quantization": ops.specs.quantization,
+        "ops": ops,
+        "batch_invariant": invariant,
+    }
 
 
 def _load_processors(processors: list[Any] | None) -> tuple[LogitsProcessor | type, ...]:
