@@ -62,7 +62,8 @@ class Fit:
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
-    """Size an engine as its start does. Raises VLLMValidationError for arguments that can never run."""
+    """Size a server's engine as its start does. Raises VLLMValidationError for arguments that can never run."""
+    args = dataclasses.replace(args, is_online=True)
     config = args.create_engine_config(devices=devices, checkpoint=checkpoint)
     if classes := on_host(config.logits_processors):
         message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"

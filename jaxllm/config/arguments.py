@@ -217,7 +217,7 @@ class EngineArguments(UnsupportedArguments):
         None,
         Integer(1, _MAX_NUM_BATCHED_TOKENS, optional=True, sized=True),
         _SCHEDULER,
-        "tokens of one step; default: 512 (CPU) or 2048",
+        "tokens of one step; default: 512 (CPU), 2048, or for GPUs of 70 GiB 8192 in servers, else 16384",
     )
     cudagraph_capture_sizes: list[int] | None = argument(
         None,
@@ -226,7 +226,10 @@ class EngineArguments(UnsupportedArguments):
         "tokens of the steps that get a program, besides the largest; default: the smallest, each time twice as many",
     )
     max_num_seqs: int | None = argument(
-        None, Integer(1, _MAX_NUM_SEQS, optional=True, sized=True), _SCHEDULER, "requests run together; default: 256"
+        None,
+        Integer(1, _MAX_NUM_SEQS, optional=True, sized=True),
+        _SCHEDULER,
+        "requests run together; default: 256, or 1024 for GPUs of 70 GiB",
     )
     long_prefill_token_threshold: int = argument(
         0, Integer(0, INT32_MAX, sized=True), _SCHEDULER, "most prompt tokens of one request in a step; 0: no limit"

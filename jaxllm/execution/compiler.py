@@ -182,7 +182,8 @@ class StepCompiler:
             quantized=multiplies_packed(model),
             devices=list(mesh.devices.flat),
         )
-        self.buckets = make_buckets(config.max_num_batched_tokens, config.max_num_seqs, self._least, config.sizes)
+        most, halves = config.max_num_batched_tokens, config.platform == "gpu"
+        self.buckets = make_buckets(most, config.max_num_seqs, self._least, config.sizes, halves=halves)
         if config.sizes is None and config.generates and single_row_pays(config.platform, model):
             self.buckets = (Bucket(1, 1), *self.buckets)
         # Made once: every step needs one.

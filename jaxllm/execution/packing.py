@@ -28,15 +28,27 @@ class Bucket(NamedTuple):
     num_seqs: int
 
 
+_HALVES = (384, 768, 1536)
+"""Sizes between powers of two at which steps of an accelerator are bound by arithmetic: larger ones are mostly full."""
+
+
 def make_buckets(
-    max_num_batched_tokens: int, max_num_seqs: int, least: int, sizes: Sequence[int] | None = None
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    least: int,
+    sizes: Sequence[int] | None = None,
+    *,
+    halves: bool = False,
 ) -> tuple[Bucket, ...]:
     """Return buckets of `sizes` tokens, and of the token budget, with as many sequences as they hold.
 
-    Sizes are rounded up to a multiple of `least`; by default they are `least`, doubled each time.
+    Sizes are rounded up to a multiple of `least`; by default they are `least`, doubled each time, and with `halves`
+    those between where padding takes an accelerator time.
     """
     # Without a bucket for the budget, the fullest steps would be padded.
-    wanted = [*(_doubled(least, max_num_batched_tokens) if sizes is None else sizes), max_num_batched_tokens]
+    doubled = _doubled(least, max_num_batched_tokens)
+    between = _HALVES if halves else ()
+    wanted = [*([*doubled, *between] if sizes is None else sizes), max_num_batched_tokens]
     rounded = {-(-size // least) * least for size in wanted if size <= max_num_batched_tokens}
     most_seqs = _doubled(least, max_num_seqs)[-1]
     return tuple(Bucket(size, min(size, most_seqs)) for size in sorted(rounded))

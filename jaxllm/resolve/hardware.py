@@ -10,12 +10,17 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from jaxllm.exceptions import VLLMValidationError
+
+if TYPE_CHECKING:
+    from jaxllm.execution.mesh import Device
 
 logger = logging.getLogger(__name__)
 
 MIB = 2**20
+_LARGE_MEMORY = 70 * 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +182,16 @@ HARDWARE: Mapping[str, Hardware] = {
         _gpu("rtx5090", "NVIDIA GeForce RTX 5090", 33_677_180_928, 1792.128e9, 209.5e12),
     )
 }
+
+
+def has_large_memory(device: Device) -> bool:
+    """Return whether a GPU is one of those for large steps, as in vLLM: 70 GiB or more, and faster than an A100."""
+    kind = device.device_kind
+    known = next((each.memory_bytes for each in HARDWARE.values() if each.device_kind == kind), None)
+    if known is None:
+        reported = getattr(device, "memory_stats", lambda: None)() or {}
+        known = reported.get("bytes_limit", 0)
+    return known >= _LARGE_MEMORY and "A100" not in kind
 
 
 def find_topology(name: str) -> tuple[Hardware, int]:

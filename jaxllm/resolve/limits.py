@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.hardware import has_large_memory
 from jaxllm.resolve.resolve_pooling import is_causal
 from jaxllm.scheduling.config import StepTarget
 
 if TYPE_CHECKING:
     from jaxllm.config.arguments import EngineArguments
+    from jaxllm.execution.mesh import Device
     from jaxllm.models.config import ModelConfig
     from jaxllm.resolve.pooling_settings import PoolingSettings
     from jaxllm.resolve.resolve_pooling import Resolved
@@ -21,6 +23,8 @@ _ENCODER_BLOCK_SIZE: Mapping[str, int] = {"cpu": 16}
 """Block sizes of models that keep no keys between steps. A CPU's kernel reads whole blocks, and texts are short."""
 _DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu": 2048}
 _DEFAULT_NUM_SEQS = 256
+_LARGE_NUM_BATCHED_TOKENS, _LARGE_ONLINE_TOKENS, _LARGE_NUM_SEQS = 16384, 8192, 1024
+"""The defaults of a large GPU, vLLM's: fewer tokens where streams wait for a step."""
 _CPU_TARGET = StepTarget(seconds=0.15, by_decodes=1.75)
 """How long steps with streams may take on a CPU, where a full step takes seconds: as fast as people read."""
 
@@ -70,7 +74,9 @@ def _context_length(config: ModelConfig) -> int:
     return length
 
 
-def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, resolved: Resolved) -> dict[str, Any]:
+def resolve_limits(
+    args: EngineArguments, platform: str, device: Device, max_model_len: int, resolved: Resolved
+) -> dict[str, Any]:
     """Fill in the limits that depend on the platform and on one another."""
     pooling = resolved.pooling
     runs_whole = pooling is not None and pooling.runs_whole and resolved.runner_type == "pooling"
@@ -79,7 +85,8 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
             logger.warning("%s=True has no effect: prompts go through this model in one step", name)
     chunked = args.enable_chunked_prefill is not False and not runs_whole
     sizes = args.cudagraph_capture_sizes
-    tokens = _resolve_step(args, platform, max_model_len, chunked=chunked, pooling=pooling)
+    default_tokens, default_seqs = _default_step(args, platform, device)
+    tokens = _resolve_step(args, default_tokens, max_model_len, chunked=chunked, pooling=pooling)
     if sizes and (beyond := [size for size in sizes if size > tokens]):
         message = "cudagraph_capture_sizes: no step has %s tokens, since max_num_batched_tokens is %d"
         logger.warning(message, ", ".join(map(str, beyond)), tokens)
@@ -87,13 +94,20 @@ def resolve_limits(args: EngineArguments, platform: str, max_model_len: int, res
         "block_size": args.block_size or _default_block_size(platform, resolved.model_config),
         "max_num_batched_tokens": tokens,
         "cudagraph_capture_sizes": None if sizes is None else tuple(sizes),
-        "max_num_seqs": args.max_num_seqs or min(_DEFAULT_NUM_SEQS, tokens),
+        "max_num_seqs": args.max_num_seqs or min(default_seqs, tokens),
         "max_num_seqs_can_shrink": args.max_num_seqs is None,
         "enable_prefix_caching": args.enable_prefix_caching is not False and not runs_whole,
         "enable_chunked_prefill": chunked,
         "step_target": _resolve_step_target(args, platform, chunked=chunked),
         "async_scheduling": args.async_scheduling is not False,
     }
+
+
+def _default_step(args: EngineArguments, platform: str, device: Device) -> tuple[int, int]:
+    """Return the tokens and the sequences of a step where the user sets none."""
+    if platform == "gpu" and has_large_memory(device):
+        return _LARGE_ONLINE_TOKENS if args.is_online else _LARGE_NUM_BATCHED_TOKENS, _LARGE_NUM_SEQS
+    return _DEFAULT_NUM_BATCHED_TOKENS[platform], _DEFAULT_NUM_SEQS
 
 
 def _resolve_step_target(args: EngineArguments, platform: str, *, chunked: bool) -> StepTarget | None:
@@ -116,13 +130,13 @@ def _default_block_size(platform: str, model_config: ModelConfig) -> int:
 
 
 def _resolve_step(
-    args: EngineArguments, platform: str, max_model_len: int, *, chunked: bool, pooling: PoolingSettings | None
+    args: EngineArguments, default: int, max_model_len: int, *, chunked: bool, pooling: PoolingSettings | None
 ) -> int:
     """Return the most tokens of a step, at least the longest prompt's if some prompts need a single step."""
     tokens = args.max_num_batched_tokens
     if tokens is None:
         longest = max_model_len if not chunked or (pooling is not None and pooling.runs_whole_tasks) else 0
-        return max(_DEFAULT_NUM_BATCHED_TOKENS[platform], args.max_num_seqs or 0, longest)
+        return max(default, args.max_num_seqs or 0, longest)
     if (not chunked or (pooling is not None and pooling.runs_whole_tasks)) and tokens < max_model_len:
         by_user = args.enable_chunked_prefill is False
         reason = "with enable_chunked_prefill=False" if by_user else "since prompts go through this model in one step"

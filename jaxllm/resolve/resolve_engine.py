@@ -82,7 +82,7 @@ def _settle(
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)
     mesh, platform, model_config = _resolve_devices(args, devices, resolved.model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
-    limits = resolve_limits(args, platform, max_model_len, resolved)
+    limits = resolve_limits(args, platform, mesh.devices.flat[0], max_model_len, resolved)
     dtype, picker = resolve_dtype(args.dtype, checkpoint, platform), Picker(mesh, platform, wrong)
     check_attention_chunks(model_config, limits)
     ops = _resolve_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)

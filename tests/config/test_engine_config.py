@@ -137,8 +137,36 @@ class Gpu:
     platform, device_kind, id, process_index = "gpu", "a GPU", 0, 0
 
     def __init__(self, compute_capability: str | None) -> None:
+        self.reported: int | None = None
         if compute_capability is not None:
             self.compute_capability = compute_capability
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return None if self.reported is None else {"bytes_limit": self.reported}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reported", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", None, (16_384, 8192, 1024)),
+        ("NVIDIA A100-SXM4-80GB", None, (2048, 2048, 256)),
+        ("NVIDIA L40S", None, (2048, 2048, 256)),
+        ("a GPU", 71 * 2**30, (16_384, 8192, 1024)),
+        ("a GPU", 69 * 2**30, (2048, 2048, 256)),
+        ("a GPU", None, (2048, 2048, 256)),
+    ],
+)
+def test_gpus_with_much_memory_have_large_steps(
+    make_model: MakeModel, kind: str, reported: int | None, expected: tuple[int, int, int]
+):
+    gpu, model = Gpu("9.0"), make_model(head_dim=64)
+    gpu.device_kind, gpu.reported = kind, reported
+    settled = [
+        EngineArgs(str(model), load_format="dummy", is_online=is_online).create_engine_config(devices=[gpu])
+        for is_online in (False, True)
+    ]
+    assert (*(config.max_num_batched_tokens for config in settled), settled[0].max_num_seqs) == expected
+    assert settled[1].max_num_seqs == expected[-1]
 
 
 @pytest.mark.parametrize("compute_capability", ["7.5", "8.0", "9.0", "12.0", None])

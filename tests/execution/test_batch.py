@@ -273,4 +273,6 @@ def test_buckets_of_sizes(sizes: list[int], expected: list[tuple[int, int]]) -> 
 
 def test_few_programs_by_default() -> None:
     assert len(make_buckets(512, 256, 8)) == 7
+    assert [size for size, _ in make_buckets(8192, 1024, 8, halves=True) if size & (size - 1)] == [384, 768, 1536]
+    assert [size for size, _ in make_buckets(512, 256, 8, halves=True)][-3:] == [256, 384, 512]
     assert len(make_buckets(512, 256, 4)) == 8
