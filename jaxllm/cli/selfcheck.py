@@ -74,6 +74,6 @@ def _consequence(op: str, settings: EngineArgs) -> str:
     group = settings.attention_config
     if op in ("paged_attention", "latent_attention") and group is not None and group.backend is not None:
         return f"runs all the same, because attention_config has backend={group.backend!r}"
-    if op == "linear" and settings.linear_backend != "auto":
+    if op.startswith("linear") and settings.linear_backend != "auto":
         return f"runs all the same, because of linear_backend={settings.linear_backend!r}"
     return "will run in plain XLA"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from jaxllm.resolve.checkpoint_settings import resolve_quantization
 from pallas_kernels import grouped_matmul, latent_attention, lora, paged_attention, segment_attention
 from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.latent_attention import LatentShape
-from pallas_kernels.linear import Linear, fp8_device_refusal, rounding_refusal
+from pallas_kernels.linear import Linear, fp8_device_refusal, linear_name, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.lora import Lora
 from pallas_kernels.paged_attention import AttentionShape, PoolAttention
@@ -78,7 +78,7 @@ class Picker:
     platform: str
     """The kind of the devices: "cpu", "gpu" or "tpu"."""
     disproved: Mapping[str, str]
-    """Why kernels must not run on these devices, by the op's name; see `jaxllm/selfcheck`."""
+    """Why kernels must not run on these devices, by `Trial.op`; see `jaxllm/selfcheck`."""
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -281,22 +281,20 @@ def _choose_linear(specs: ModelSpecs, picker: Picker) -> Linear:
     """Return the op of dense layers. Weights of a format that is disproved are multiplied in plain XLA."""
     what, shapes = "weights are multiplied", linear_shapes(specs)
     if specs.loop is LayerLoop.IN_PLACE:
-        linear, reason = Linear("cpu"), None
+        linear, refusals = Linear("cpu"), set[str]()
     else:
         shapes = [shape for shape in shapes if shape.format is not None]
         if picker.platform == "cpu" or not shapes:
             return Linear()
         linear, reason = pick_linear(picker.platform, **picker.facts)
-    if reason is not None:
-        picker.tell(what, reason)
-    wrong = picker.disproved.get("linear")
-    if wrong is not None:
-        picker.tell(what, wrong)
-        return Linear()
-    if specs.loop is not LayerLoop.IN_PLACE:
-        for text in sorted({refusal for shape in shapes if (refusal := linear.refusal(shape))}):
-            picker.tell(what, text)
-    return linear
+        refusals = {refusal for shape in shapes if (refusal := linear.refusal(shape))} | ({reason} if reason else set())
+    for text in sorted(refusals):
+        picker.tell(what, text)
+    formats = dict.fromkeys(shape.format for shape in shapes)
+    wrong = {form: text for form in formats if (text := picker.disproved.get(linear_name(form)))}
+    for form, text in wrong.items():
+        picker.tell(what if form is None else f"weights of {form.name} are multiplied", text)
+    return Linear() if wrong.keys() == formats.keys() else replace(linear, without=tuple(wrong))
 
 
 def _rounding_linear(specs: ModelSpecs, picker: Picker, name: str, *, may_round_nothing: bool) -> Linear:

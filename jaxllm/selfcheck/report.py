@@ -17,7 +17,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What one trial of an op has shown."""
 
     op: str
-    """The name of the op's folder, such as "paged_attention"."""
+    """The op's name, as `Trial.op` has it."""
     implementation: str
     shape: str
     step: str
@@ -32,7 +32,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_fault(self) -> bool:
-        """Return whether the op must not be used."""
+        """Return whether its kernels must not be used."""
         return self.status not in ("right", "unknown")
 
 

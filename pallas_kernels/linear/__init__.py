@@ -13,13 +13,14 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.implementations import LINEAR, default_for, load
 from pallas_kernels.matmul_op import MatmulOp
+from pallas_kernels.weights import WeightFormat
 from pallas_kernels.weights.held import Quantized
 
 from .cpu.rounding import rounding_refusal
 from .fp8 import fp8_device_refusal
-from .shape import ACTIVATIONS, LinearShape
+from .shape import ACTIVATIONS, LinearShape, linear_name
 
-__all__ = ["ACTIVATIONS", "Linear", "LinearShape", "fp8_device_refusal", "pick", "rounding_refusal"]
+__all__ = ["ACTIVATIONS", "Linear", "LinearShape", "fp8_device_refusal", "linear_name", "pick", "rounding_refusal"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,13 @@ class Linear(MatmulOp):
     """Run a TPU's or GPU's kernels in their interpreter, on a CPU. Slow; for tests."""
     num_cores: int | None = None
     """The number of a GPU's multiprocessors, as `pick` takes it."""
+    without: tuple[WeightFormat | None, ...] = ()
+    """The formats of weights that it does not multiply by, although the implementation could."""
+
+    def refusal(self, shape: LinearShape) -> str | None:
+        """Return why the op runs a matmul in plain XLA, None if it does not."""
+        left_out = f"weights of {shape.format.name if shape.format else shape.dtype} are left out"
+        return left_out if shape.format in self.without else super().refusal(shape)
 
     def __call__(
         self,

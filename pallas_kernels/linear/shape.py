@@ -32,3 +32,8 @@ class LinearShape(NamedTuple):
     def num_columns(self) -> int:
         """Return the number of columns of the result."""
         return self.num_outputs // 2 if self.activation and self.is_gated else self.num_outputs
+
+
+def linear_name(form: WeightFormat | None) -> str:
+    """Return the name of the matmul by weights of a format, such as "linear of int4/32"."""
+    return "linear" if form is None else f"linear of {form.name}"

@@ -15,7 +15,7 @@ import numpy as np
 from jax import Array
 
 from pallas_kernels.grouped_matmul import GroupedMatmul, Groups, MatmulShape, capacity
-from pallas_kernels.linear import Linear, LinearShape
+from pallas_kernels.linear import Linear, LinearShape, linear_name
 from pallas_kernels.linear.reference import ACTIVATIONS, reference_linear
 from pallas_kernels.weights import WeightFormat, dequantize, pack
 from pallas_kernels.weights.held import Quantized
@@ -91,7 +91,7 @@ def linear_trials(op: Linear, shape: LinearShape, *, is_packed: bool = False) ->
     """Yield the trials of a dense layer's matmul; `is_packed` means that codes of fewer than 8 bits share bytes."""
     for count in ROWS:
         make = partial(_make_linear, op, shape, count, is_packed=is_packed)
-        yield Trial("linear", op.implementation, describe(shape), f"{count} rows", make)
+        yield Trial(linear_name(shape.format), op.implementation, describe(shape), f"{count} rows", make)
 
 
 def _make_linear(op: Linear, shape: LinearShape, num_rows: int, *, is_packed: bool) -> Call:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.weights import WeightFormat
+
 
 class Outcome(NamedTuple):
     """The result of a comparison."""
@@ -39,7 +41,8 @@ class Trial(NamedTuple):
     """A call that is made when it is needed."""
 
     op: str
-    """The name of the op's folder, such as "paged_attention"."""
+    """The name of the op's folder, such as "paged_attention"; a matmul's is followed by its weights' format, as in
+    "linear of int4/32", because plain XLA can take its place for one format alone."""
     implementation: str
     shape: str
     """The op's shape, for people."""
@@ -91,9 +94,8 @@ def describe(shape: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    if hasattr(value, "parts"):  # a format of weights
-        group = f" in groups of {value.group}" if value.group else ""
-        return f"{value.values} of {value.bits} bits{group}"
+    if isinstance(value, WeightFormat):
+        return value.name
     try:
         return jnp.dtype(value).name if not isinstance(value, int | str | bool) else str(value)
     except TypeError:

@@ -92,6 +92,14 @@ class WeightFormat:
             raise ValueError("weights have mins or zeros, not both")
 
     @property
+    def name(self) -> str:
+        """Return a short name, such as "int4/32+zeros": groups of 32 numbers."""
+        group = f"/{self.group}" if self.group else ""
+        more = {"mins": self.has_mins, "zeros": self.zero_dtype is not None, "factors": self.factor_group is not None}
+        numbers = f"int{self.bits}" if self.values == "integer" else self.values
+        return numbers + group + "".join(f"+{name}" for name, is_there in more.items() if is_there)
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """Return the names of the arrays that a matrix is held as, in the order of `PARTS`."""
         has_factors = self.factor_group is not None

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 from jaxllm import EngineArgs
+from jaxllm.models.shapes import linear_shapes
 from jaxllm.resolve.resolve_engine import resolve
 from jaxllm.resolve.resolve_ops import EngineOps
+from pallas_kernels.linear import Linear
 from pallas_kernels.native import processor
 from tests.models.tiny import folder
 
-MEDIA = Path(__file__).parents[1] / "data" / "media"
+DATA = Path(__file__).parents[1] / "data"
+MEDIA, QUANTIZED = DATA / "media", DATA / "quantized"
 
 
 def implementations(ops: EngineOps) -> dict[str, str]:
@@ -39,7 +42,6 @@ def implementations(ops: EngineOps) -> dict[str, str]:
         ("qwen3_next", "recurrent_state.gated_delta", "GatedDelta", "the gated delta rule runs"),
         ("qwen3_next", "grouped_matmul", "GroupedMatmul", "experts are multiplied"),
         ("qwen3_vl", "segment_attention", "SegmentAttention", "images are attended"),
-        ("qwen3_vl", "linear", "Linear", "weights are multiplied"),
         ("deepseek_v2", "latent_attention", "LatentAttention", "attention runs"),
     ],
 )
@@ -60,3 +62,21 @@ def test_one_op_is_disproved(
     # On a CPU the matmuls follow attention.
     assert after == before | {name: "xla"} | ({"Linear": "xla"} if words == "attention runs" else {})
     assert set(caplog.messages) == {f"{words} in plain XLA, not in the cpu's own kernels: they hung"}
+
+
+def test_one_format_of_weights_is_disproved(caplog: pytest.LogCaptureFixture) -> None:
+    """Weights of other formats stay with the kernels; if all are wrong, none do."""
+    if processor.current().name == "plain":
+        pytest.skip("no kernels")
+    args = EngineArgs(str(QUANTIZED / "ct_w8a8"), skip_tokenizer_init=True, dtype="float32")
+    wrong = {"linear of int8": "they hung"}
+    with caplog.at_level(logging.WARNING, "jaxllm"):
+        ops = resolve(args, disproved=wrong).ops
+    assert caplog.messages == ["weights of int8 are multiplied in plain XLA, not in the cpu's own kernels: they hung"]
+    names = {shape.format: ops.layers.linear.refusal(shape) for shape in linear_shapes(ops.specs) if shape.format}
+    assert {form.name: reason for form, reason in names.items()} == {
+        "bfloat16": None,
+        "int8": "weights of int8 are left out",
+    }
+    ops = resolve(args, disproved=wrong | {"linear of bfloat16": "they hung"}).ops
+    assert ops.layers.linear == Linear("xla")

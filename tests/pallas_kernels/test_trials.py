@@ -40,7 +40,8 @@ TRIALS: dict[str, Iterator[Trial]] = {
     "recurrent_state.state_space": state_trials(StateSpace(StateSpaceShape(2, 16, 1, 16, F32), "cpu")),
     "recurrent_state.causal_conv": state_trials(CausalConv(ConvShape(32, 4, BF16), "cpu")),
     "segment_attention": segment_trials(SegmentAttention("cpu"), SegmentShape(2, 16, F32)),
-    "linear": linear_trials(Linear("cpu"), MATMUL, is_packed=True),
+    "linear": linear_trials(Linear("cpu"), MATMUL._replace(format=None)),
+    "linear of int4/32": linear_trials(Linear("cpu"), MATMUL, is_packed=True),
     "grouped_matmul": grouped_trials(GroupedMatmul("cpu"), EXPERTS),
 }
 
@@ -60,6 +61,15 @@ def test_it_notices_one_wrong_number_and_one_wrong_write(op: str) -> None:
         assert not call.compare((out, changed)).is_right
 
 
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_weights_of_a_format_that_is_left_out_are_multiplied_in_plain_xla(is_packed: bool) -> None:
+    trial = next(linear_trials(Linear("cpu", without=(MATMUL.format,)), MATMUL, is_packed=is_packed))
+    call = trial.make()
+    lowered = jax.jit(call.function).lower(*call.arguments)
+    assert "custom_call" not in lowered.as_text()
+    assert call.compare(lowered.compile()(*call.arguments)).is_right
+
+
 def test_errors_are_parts_of_a_row() -> None:
     want = np.array([[3.0, -3.0], [0.0, 0.0]])
     assert largest_error(want, want) == 0
@@ -70,7 +80,6 @@ def test_errors_are_parts_of_a_row() -> None:
 
 def test_shapes_for_people() -> None:
     assert describe(EXPERTS) == (
-        "num_experts 10, num_outputs 64, num_inputs 64, dtype float32, format integer of 8 bits, out_dtype float32, "
-        "activation silu"
+        "num_experts 10, num_outputs 64, num_inputs 64, dtype float32, format int8, out_dtype float32, activation silu"
     )
     assert describe(PAGED.shape).startswith("num_heads 4, num_kv_heads 2, head_dim 32, block_size 16, dtype bfloat16")

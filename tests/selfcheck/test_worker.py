@@ -81,7 +81,8 @@ def test_trials_are_compiled_as_steps_are(
 ) -> None:
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(worker, "compiler_options", lambda *_, **settings: calls.append(settings))
-    messages = list(_work(ask("linear", "paged_attention", model=model, quantization=quantization)))
+    settings: dict[str, Any] = {"quantization": quantization, "attention_config": {"backend": "xla"}}
+    messages = list(_work(ask(model=model, **settings)))
     assert isinstance(messages[-1], Done)
     [call] = calls
     assert call["devices"] == jax.devices()[:1]
