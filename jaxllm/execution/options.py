@@ -48,7 +48,7 @@ CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_
 def compiler_options(
     platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False, devices: Sequence[Device] = ()
 ) -> dict[str, Any]:
-    """Return the compiler options of a step; `quantized` means that plain XLA multiplies by quantized weights.
+    """Return the compiler options of a step; `quantized` is what `multiplies_packed` returns.
 
     `devices` are those of the mesh; options of GPUs depend on them.
 
@@ -70,7 +70,7 @@ def compiler_options(
 
 
 def multiplies_packed(model: Model) -> bool:
-    """Return whether plain XLA multiplies by a model's quantized weights, which it would widen first."""
+    """Return whether plain XLA multiplies by weights that were rounded when they were loaded, and widens them first."""
     ops, has_experts = model.ops, bool(grouped_shapes(model.specs))
     is_plain = ops.linear.implementation == "xla" or bool(ops.linear.without)
     is_plain |= has_experts and ops.grouped_matmul.implementation == "xla"

@@ -391,11 +391,12 @@ def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]
 
 def most_nodes(model: Model) -> int:
     """Return the most launches that a plain step of decodes alone should need."""
+    has_quantized = any(shape.format is not None for shape in linear_shapes(model.specs))
     more = (
         layer.qk_norm * NORM_NODES
         + bool(layer.latent) * LATENT_NODES
         + (MOE_NODES + bool(layer.moe.shared_size) * SHARED_NODES if layer.moe else 0)
-        + bool(model.specs.quantization) * QUANTIZED_NODES
+        + has_quantized * QUANTIZED_NODES
         for layer in model.config.layers
     )
     arrays = array_specs(model.specs.param_specs())
