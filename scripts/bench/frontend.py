@@ -4,10 +4,11 @@
     scripts/bench.py frontend --served       # with SmolLM2, beside LLM.generate
     scripts/bench.py frontend --peers --vllm-python DIR/vllm/bin/python --hf-python DIR/hf/bin/python
 
---mock    CPU time of the server's process per token and per request, the client's beside it, and the delay from the
-          core's step to the client's socket, by the kernel's time stamps, at 50 tokens per second and
-          stream, also until the client has read it. The core has no model (lib/mock_core.py). With --before DIR, a
-          folder of other sources (git worktree), their server has its rounds in turns with this one's.
+--mock    CPU time of the server's process per token and per request, the client's beside it; of each of a token's
+          stages alone; and the delay from the core's step to the client's socket, by the kernel's time stamps, at 50
+          tokens per second and stream, also until the client has read it. The core has no model (lib/mock_core.py).
+          With --before DIR, a folder of other sources (git worktree), their server has its rounds in turns with this
+          one's.
 --served  tokens per second of 1, 16 and 64 streams by those of LLM.generate with the same prompts, in turns, with the
           times to the first token and between tokens.
 --peers   the same streams beside vLLM's server, in turns: both read one bfloat16 checkpoint, which --hf-python writes
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from fetch_models import FetchError
-from lib import front_end
+from lib import front_end, front_stages
 from lib.results import describe_server, find_model, make_server_parser, result_file, save_part
 from lib.servers import ServerError
 from peers import servers as peer_servers
@@ -56,6 +57,7 @@ def measure_mock(args: argparse.Namespace, model: Path, scratch: Path) -> dict[s
         "saturated": front_end.measure_saturated(
             model, streams, 1 if args.quick else args.rounds, scratch, args.before
         ),
+        "stages": [front_stages.measure_stages(model, num) for num in (64, 256, 1024)],
         "paced": [front_end.measure_delays(model, num, 10 if args.quick else 250, scratch) for num in (1, 64)],
         "requests": front_end.measure_requests(model, SIZES, 5 if args.quick else 200, scratch),
     }

@@ -46,7 +46,7 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
-class _Relay:
+class ChunkRelay:
     """Writes frames of an answer past ASGI, as chunks: a message for each, and the task that sends it, would take 8 us.
 
     It has all that a token's text needs on this side of the system, since most of the time is spent in looking for it.
@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Bytes received but not parsed yet, because too many requests wait."""
         self._running: RequestResponseCycle | None = None
         """The request that is being answered; `cycle` is the last one that was parsed."""
-        self._relay: _Relay | None = None
+        self._relay: ChunkRelay | None = None
         """The direct way to this connection of the last request that has asked for one."""
         self.parser = self._new_parser()
         self._head_timer: asyncio.TimerHandle | None = None
@@ -241,9 +241,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._relay is not None:
             self._relay.is_open = is_open
 
-    def _relay_of(self) -> _Relay:
+    def _relay_of(self) -> ChunkRelay:
         """Return the direct way to this connection for the request that is being answered."""
-        self._relay = _Relay(self.transport.write, is_open=not (self.flow.write_paused or self.transport.is_closing()))
+        self._relay = ChunkRelay(
+            self.transport.write, is_open=not (self.flow.write_paused or self.transport.is_closing())
+        )
         return self._relay
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxllm.engine.online.request_stream import RequestOutputCollector
-from jaxllm.server.http.connection import _Relay
+from jaxllm.server.http.connection import ChunkRelay
 from tests.server.support import Served, mock_served
 
 _SHOWN = re.compile(rb'"(?:type":"text_delta","text|delta|response|content)":"(?:[^"\\]|\\.)*"')
@@ -28,9 +28,9 @@ class Writes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num = self.num_asked = 0
         self.is_open: Callable[[int], bool] = lambda _num_asked: True
-        write, text_writer = _Relay.write, RequestOutputCollector.text_writer
+        write, text_writer = ChunkRelay.write, RequestOutputCollector.text_writer
 
-        def count(relay: _Relay, text: str, num_tokens: int) -> None:
+        def count(relay: ChunkRelay, text: str, num_tokens: int) -> None:
             self.num += 1
             write(relay, text, num_tokens)
 
@@ -38,7 +38,7 @@ class Writes:
             self.num_asked += 1
             return text_writer(stream) if self.is_open(self.num_asked) else None
 
-        monkeypatch.setattr(_Relay, "write", count)
+        monkeypatch.setattr(ChunkRelay, "write", count)
         monkeypatch.setattr(RequestOutputCollector, "text_writer", ask)
 
 
@@ -157,9 +157,9 @@ def test_middleware_of_users_sees_everything(tokenizer: str, writes: Writes) -> 
 def test_a_failure_on_the_way_ends_its_request_alone(
     server: Served, writes: Writes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, calls = _Relay.write, 0
+    write, calls = ChunkRelay.write, 0
 
-    def fail(relay: _Relay, text: str, num_tokens: int) -> None:
+    def fail(relay: ChunkRelay, text: str, num_tokens: int) -> None:
         nonlocal calls
         calls += 1
         if calls == 5:
@@ -167,7 +167,7 @@ def test_a_failure_on_the_way_ends_its_request_alone(
         write(relay, text, num_tokens)
 
     whole = shown(server, *COMPLETION)
-    monkeypatch.setattr(_Relay, "write", fail)
+    monkeypatch.setattr(ChunkRelay, "write", fail)
     answer = server.post(COMPLETION[0], {**COMPLETION[1], **COMMON})
     assert b'"code":500' in answer.body
     assert shown(server, *COMPLETION) == whole
