@@ -72,7 +72,7 @@ class GrowingSequence:
         self.num_cached_tokens: int | None = None
         self.pooled: Pooled | None = None
         self.text_reader: TextReader | None = None
-        """The reader of a stream of which each step shows the text of its tokens and nothing else, but for the first
+        """The reader of a stream whose steps show the text of their tokens and nothing else, but for the first
         and the last step. Several sequences have none: their texts are better joined in one output.
         """
         self._shown_tokens = 0
