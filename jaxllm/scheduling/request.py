@@ -221,10 +221,10 @@ def find_end(request: Request) -> tuple[str, int | str | None] | None:
     if len(request.token_ids) >= request.most_tokens:
         return "length", None
     detection = params.repetition_detection
-    may_stop = request.num_output_tokens >= params.min_tokens
-    if detection is not None and may_stop and repeats(request.token_ids, request.num_prompt_tokens, detection):
-        return "repetition", "repetition_detected"
-    return None
+    if detection is None or request.num_output_tokens < params.min_tokens:
+        return None
+    is_repetition = repeats(request.token_ids, request.num_prompt_tokens, detection)
+    return ("repetition", "repetition_detected") if is_repetition else None
 
 
 def waits_for_last_token(params: SamplingParams) -> bool:

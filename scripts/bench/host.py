@@ -36,6 +36,7 @@ from pathlib import Path
 from time import thread_time
 from typing import Any
 
+import jax
 import numpy as np
 from fetch_models import MODELS, default_dir
 from lib.machine import describe_machine, describe_sources
@@ -256,7 +257,8 @@ def measure_in_turns(args: argparse.Namespace, trees: dict[str, Path]) -> dict[s
         out = Path(scratch) / "figures.json"
         for _ in range(args.rounds):
             for name, tree in trees.items():
-                command = [sys.executable, sys.argv[0], "host", "--model", args.model, "--steps", str(args.steps)]
+                program = str(Path(__file__).resolve().parents[1] / "bench.py")
+                command = [sys.executable, program, "host", "--model", args.model, "--steps", str(args.steps)]
                 command += ["--json", str(out), "--seqs", *map(str, args.seqs), "--workloads", *args.workloads]
                 subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(tree)})
                 rounds[name].append(json.loads(out.read_text())["figures"])
@@ -284,16 +286,14 @@ def show(figures: dict[str, Any]) -> None:
             print(f"{row['own_us_per_step']:9.1f} {row['calls_per_step']:9.1f} calls  {row['function']}")
 
 
-def describe(args: argparse.Namespace) -> dict[str, Any]:
+def describe() -> dict[str, Any]:
     """Return what the figures depend on."""
     packages = ("jax", "jaxlib", "numpy", "msgspec", "tokenizers")
     return describe_sources() | {
         "date": dt.date.today().isoformat(),
-        "machine": describe_machine(),
+        "machine": describe_machine() | {"device": jax.devices()[0].device_kind},
         "versions": {"jaxllm": jaxllm.__version__, "python": platform.python_version()}
         | {name: version(name) for name in packages},
-        "settings": {"tokenizer": Path(args.model).name, "steps": args.steps, "rounds": args.rounds}
-        | {"device_ms": TIMES._asdict(), "block_size": BLOCK_SIZE, "targets_ms": TARGETS_MS},
     }
 
 
@@ -323,7 +323,9 @@ def main() -> int:
             print(f"\n{name}")
             show(each)
         out = out or RESULTS / "host_time_cpu.json"
-    save(out, describe(args) | {"figures": figures})
+    settings = {"tokenizer": Path(args.model).name, "steps": args.steps, "block_size": BLOCK_SIZE}
+    settings |= {"rounds": args.rounds if args.beside else 1, "device_ms": TIMES._asdict(), "targets_ms": TARGETS_MS}
+    save(out, describe() | {"settings": settings, "figures": figures})
     return 0
 
 

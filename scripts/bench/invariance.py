@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from array import array
+from pathlib import Path
 from typing import Any
 
 from lib.results import make_parser, save
@@ -35,8 +35,8 @@ def main() -> int:
             cases = {name: StepCase(runner, plan(runner)).run for name, runner in runners.items()}
             figures[f"{dtype}: {title}"] = table = measure(cases, "free", args.repeats)
             show(f"{dtype}: {title}", table)
-    machine = describe(argparse.Namespace(model=args.model, seqs=ROWS, steps=args.repeats))
-    save(args.json, machine | {"figures": figures})
+    settings = {"model": Path(args.model).name, "sequences": ROWS, "repeats": args.repeats}
+    save(args.json, describe() | {"settings": settings, "figures": figures})
     return 0
 
 

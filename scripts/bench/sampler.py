@@ -7,7 +7,6 @@ compiled with `jnp.argmax` for a sampler, that is, without any feature code.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from array import array
 from collections.abc import Callable, Mapping
@@ -62,8 +61,8 @@ def main() -> int:
     settings = {"model": args.step and Path(args.step).name, "rows": ROWS, "repeats": args.repeats}
     settings |= {"step_rows": args.step_rows} if args.step else {}
     settings |= {"num_logprobs": NUM_LOGPROBS, "biases": BIASES}
-    machine = describe(argparse.Namespace(model=args.step or "", seqs=ROWS, steps=args.repeats))
-    save(args.json, machine | {"settings": settings, "figures": figures})
+    settings |= {"model": Path(args.step or "").name, "repeats": args.repeats}
+    save(args.json, describe() | {"settings": settings, "figures": figures})
     return 0
 
 

@@ -99,12 +99,11 @@ class DeviceClock:
         self.steps: list[DeviceStep] = []
         self._ends = 0.0
 
-    def launch(self, milliseconds: float, num_rows: int) -> DeviceStep:
-        """Begin a step once the one before has ended."""
-        now = self.passing.now()
-        begins = max(now, self._ends)
+    def launch(self, launched: float, milliseconds: float, num_rows: int) -> DeviceStep:
+        """Begin a step that was launched at a moment, once the one before has ended."""
+        begins = max(launched, self._ends)
         self._ends = begins + milliseconds / 1e3
-        step = DeviceStep(now, begins, self._ends, num_rows)
+        step = DeviceStep(launched, begins, self._ends, num_rows)
         self.steps.append(step)
         return step
 
@@ -187,7 +186,7 @@ class MockLauncher:
         clock = self.clock
         began = clock.passing.now()
         inputs = unpack(launch.ints, launch.floats, key.batch)
-        step = clock.launch(self._milliseconds(key, inputs), int(inputs.logit_rows.num_rows))
+        step = clock.launch(began, self._milliseconds(key, inputs), int(inputs.logit_rows.num_rows))
         tokens_s = self._sample(inputs)
         output = StepOutput(
             _Tokens(clock, step, tokens_s),  # pyright: ignore[reportArgumentType]
@@ -230,7 +229,8 @@ class MockLauncher:
         top_sk = np.broadcast_to(-0.5 - np.arange(num, dtype=np.float32), (num_rows, num))
         of_row = np.full(num_rows, -0.5, np.float32), np.ones(num_rows, np.int32)
         arrays = [*of_row, np.zeros((num_rows, 1), np.float32), top_ids_sk, top_sk]
-        return Logprobs(*(each.view(_HostArray) for each in arrays), None)  # pyright: ignore[reportArgumentType]
+        values: list[Any] = [*(each.view(_HostArray) for each in arrays), None]
+        return Logprobs(*values)
 
 
 def _add(params: Any, pool: Any, previous: Any, ints: Any, floats: Any) -> Any:

@@ -46,8 +46,8 @@ def generate(engine: LLMEngine, *all_params: SamplingParams) -> list[list[int]]:
     return [done[str(index)] for index in range(len(all_params))]
 
 
-def params(seed: int, **more: int) -> SamplingParams:
-    return SamplingParams(seed=seed, max_tokens=5, ignore_eos=True, **more)
+def params(seed: int, logprobs: int | None = None) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=5, ignore_eos=True, logprobs=logprobs)
 
 
 def test_steps_take_the_time_of_their_kind_one_after_the_other(engine: LLMEngine, clock: DeviceClock) -> None:
