@@ -60,8 +60,7 @@ class Request:
         whole_tasks: frozenset[str] = frozenset(),
         max_model_len: int = sys.maxsize,
     ) -> None:
-        self.source = source
-        self.request_id = source.request_id
+        self.source, self.request_id = source, source.request_id
         self.params = source.sampling_params
         self.pooling = source.pooling_params
         task = None if self.pooling is None else self.pooling.task
@@ -82,8 +81,7 @@ class Request:
         self.num_planned = self.num_unknown = 0
         """The number of its tokens that the steps in flight compute, and of those that they sample."""
         self.row, self.row_step = -1, -1
-        """The row of the latest step in flight that samples its last token, and that step's id; -1 if the row of the
-        token is not known."""
+        """The row, -1 if unknown, that samples its last token in the latest step that has it, and that step's id."""
         self.media = source.media
         """The images and videos of the prompt; None if it has none."""
         self.adapter = source.adapter

@@ -319,9 +319,9 @@ def main() -> int:
     else:
         trees = {"before": args.beside.resolve(), "after": Path(__file__).resolve().parents[2]}
         figures = measure_in_turns(args, trees)
-        for name, each in figures.items():
+        for name, of_tree in figures.items():
             print(f"\n{name}")
-            show(each)
+            show(of_tree)
         out = out or RESULTS / "host_time_cpu.json"
     settings = {"tokenizer": Path(args.model).name, "steps": args.steps, "block_size": BLOCK_SIZE}
     settings |= {"rounds": args.rounds if args.beside else 1, "device_ms": TIMES._asdict(), "targets_ms": TARGETS_MS}
