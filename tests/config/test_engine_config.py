@@ -203,11 +203,6 @@ def test_a_gpu_runs_its_own_kernels_or_plain_xla(
         ({"head_dim": 80}, {}, "head_dim must be 64, 128 or 256, not 80"),
         ({"head_dim": 64}, {"dtype": "float32"}, "dtype must be bfloat16, not float32"),
         ({"head_dim": 64}, {"block_size": 8}, "block_size must be 16, 32, 64, 128, not 8"),
-        (
-            {"head_dim": 64, "num_attention_heads": 65, "num_key_value_heads": 1},
-            {},
-            "a kv head can serve at most 64 query heads, not 65",
-        ),
     ],
 )
 def test_what_a_hoppers_kernels_do_not_take_is_named(
