@@ -61,8 +61,7 @@ class Request:
         max_model_len: int = sys.maxsize,
     ) -> None:
         self.source, self.request_id = source, source.request_id
-        self.params = source.sampling_params
-        self.pooling = source.pooling_params
+        self.params, self.pooling = source.sampling_params, source.pooling_params
         task = None if self.pooling is None else self.pooling.task
         self.kind = kind_of(task)
         self.runs_whole = task in whole_tasks
