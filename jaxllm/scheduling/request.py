@@ -66,8 +66,7 @@ class Request:
         self.kind = kind_of(task)
         self.runs_whole = task in whole_tasks
         """True if all its tokens must be in one step."""
-        self.pooled: list[Pooled] = []
-        """The pooled outputs of the chunks so far, in order."""
+        self.pooled: list[Pooled] = []  # of the chunks so far, in order
         self.order = order
         """The place in line, which is unique: the smaller runs first and is preempted last."""
         self.token_ids = array("i", source.prompt_token_ids)
@@ -75,15 +74,12 @@ class Request:
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.most_tokens = min(self.num_prompt_tokens + source.max_tokens, max_model_len)
         """The most tokens that it can have, prompt and outputs."""
-        self.owner: Owner | None = None
-        """What its chunks have in common, while it runs."""
+        self.owner: Owner | None = None  # while it runs
         self.num_planned = self.num_unknown = 0
         """The number of its tokens that the steps in flight compute, and of those that they sample."""
         self.row, self.row_step = -1, -1
         """The row, -1 if unknown, that samples its last token in the latest step that has it, and that step's id."""
-        self.media = source.media
-        """The images and videos of the prompt; None if it has none."""
-        self.adapter = source.adapter
+        self.media, self.adapter = source.media, source.adapter
         # Encoded now, so that a salt that cannot be encoded is this request's error: hashes are made during a step.
         self.salt = _encode_salt(source.cache_salt or "", source.adapter)
         self.block_hashes: list[bytes] = []
