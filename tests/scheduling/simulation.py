@@ -457,18 +457,20 @@ class Simulation:
 
     def _check_passed(self, plan: StepPlan, in_line: Mapping[str, int]) -> None:
         """Check that a waiting request is admitted before another only if the first in line has its share."""
-        sizes = {chunk.request_id: len(chunk.token_ids) for chunk in plan.chunks}
+        chunks = {chunk.request_id: chunk for chunk in plan.chunks}
         first = next(iter(in_line), None)
         self.has_passed = False
-        if first is None or first not in sizes or sizes[first] == in_line[first]:
+        # A prompt whose beginning is cached, or a donor's, may be done with fewer tokens than it lacks.
+        if first is None or first not in chunks or chunks[first].samples:
             return
-        later = [size for name, size in sizes.items() if name != first and name in in_line]
-        self.has_passed = any(sizes.get(name) == in_line[name] for name in in_line if name != first)
+        later = [chunk for name, chunk in chunks.items() if name != first and name in in_line]
+        self.has_passed = any(chunk.samples for chunk in later)
         request = self.scheduler._requests[first]
         is_cut = request.media or request.is_scored or self.config.attention_chunks or self.scheduler.cache.slots
         if self.config.max_num_batched_tokens >= 2 * self.config.max_num_seqs and not is_cut:
             threshold = self.config.long_prefill_token_threshold or self.config.max_num_batched_tokens
-            assert sizes[first] >= min(threshold, sum(later) // 3), f"{first} is passed by {sum(later)} tokens"
+            num_first, num_later = len(chunks[first].token_ids), sum(len(chunk.token_ids) for chunk in later)
+            assert num_first >= min(threshold, num_later // 3), f"{first} is passed by {num_later} tokens"
 
     def commit(self) -> list[EngineCoreOutput]:
         outputs = self.scheduler.commit(*self.in_flight.popleft())
