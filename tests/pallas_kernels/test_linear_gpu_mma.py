@@ -17,10 +17,11 @@ from jax.experimental.mosaic import gpu as mgpu
 
 from pallas_kernels.linear import LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS, RARE
-from pallas_kernels.linear.gpu.sizes import WIDENED_ROWS
+from pallas_kernels.linear.gpu.sizes import DEPTH, WIDENED_ROWS, WORD_BYTES, depth_of_rows
 from pallas_kernels.linear.gpu.words import words_layout
 from pallas_kernels.linear.gpu_mma import Sizes, choose_sizes, gpu_mma_linear
-from pallas_kernels.linear.gpu_mma.fragments import as_fragments, load_operand
+from pallas_kernels.linear.gpu_mma.copies import copy_steps
+from pallas_kernels.linear.gpu_mma.fragments import as_fragments, fragments_shape, load_operand
 from pallas_kernels.weights import WeightFormat
 from tests.pallas_kernels.gpu import interpreted, traced
 from tests.pallas_kernels.quantized_linear import LAYER, Call, exact, make, sizes_of_sums
@@ -123,6 +124,22 @@ def test_operands_of_both_kinds_of_matmuls_are_held_alike() -> None:
     warps, warpgroup = mgpu.MMALayouts(jnp.bfloat16).lhs, mgpu.WGMMA_LAYOUT
     of_warps, of_warpgroup = (numbers_of_threads(layout, (64, 64)) for layout in (warps, warpgroup))
     np.testing.assert_array_equal(of_warps, of_warpgroup)
+
+
+@pytest.mark.parametrize("form", (FORMATS | RARE).values(), ids=FORMATS | RARE)
+def test_copies_end_with_the_matrix(form: WeightFormat) -> None:
+    """Each 16 bytes of a stage are copied once, by one of 128 threads, and nothing beyond the stage or its source."""
+    shapes = [(outputs, DEPTH * WORD_BYTES) for outputs in (64, 128)]
+    for rows in (8, 16, 32, 64):
+        fragments, numbers = fragments_shape(rows, depth_of_rows(form))
+        assert fragments * numbers == rows * depth_of_rows(form)
+        shapes.append((fragments, numbers * jnp.dtype(jnp.bfloat16).itemsize))
+    for num_rows, row_bytes in shapes:
+        assert row_bytes % 16 == 0
+        steps = copy_steps(num_rows * row_bytes)
+        copied = [first + thread for first, num_threads in steps for thread in range(num_threads)]
+        assert copied == list(range(num_rows * row_bytes // 16))
+        assert all(num_threads <= 128 for _, num_threads in steps)
 
 
 @pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
