@@ -17,6 +17,7 @@ from jaxllm.models.params import ParamSpec
 from jaxllm.resolve.kv_cache_size import EngineSize, longest_context, size_engine
 from jaxllm.resolve.model import checked_draft, make_model
 from jaxllm.sampling.processors import on_host
+from jaxllm.usage.usage_lib import UsageContext
 
 if TYPE_CHECKING:
     from jaxllm.loading.checkpoint import Checkpoint
@@ -63,8 +64,7 @@ class Fit:
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:
     """Size a server's engine as its start does. Raises VLLMValidationError for arguments that can never run."""
-    args = dataclasses.replace(args, is_online=True)
-    config = args.create_engine_config(devices=devices, checkpoint=checkpoint)
+    config = args.create_engine_config(UsageContext.OPENAI_API_SERVER, devices=devices, checkpoint=checkpoint)
     if classes := on_host(config.logits_processors):
         message = f"logits_processors: {classes[0].__name__} runs on the host, and check compiles for devices alone"
         raise VLLMValidationError(f"{message}; leave it out.", parameter="logits_processors", value=classes[0])

@@ -12,6 +12,7 @@ from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.resolve.discovery import on_this_host
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.streams import say
 
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if engine_args.node_rank > 0:
         from jaxllm.engine.front.start import follow_if_not_first  # imports zmq
 
-        follow_if_not_first(engine_args)
+        follow_if_not_first(engine_args, UsageContext.OPENAI_API_SERVER)
     if any(find_spec(name) is None for name in ("fastapi", "uvicorn", "uvloop", "httptools")):
         message = "the server needs packages of its own: pip install 'jaxllm[serve]'."
         raise VLLMValidationError(message, parameter="serve")

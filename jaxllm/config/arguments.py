@@ -241,7 +241,6 @@ class EngineArguments(UnsupportedArguments):
         "milliseconds between a stream's tokens that others' prompts may cause; 0: no limit; default: in servers on a "
         "CPU 150, or 1.75 times the time without prompts",
     )
-    is_online: bool = argument(False, Switch(), _SCHEDULER, argparse.SUPPRESS)
     enable_chunked_prefill: bool | None = argument(
         None, Switch(optional=True), _SCHEDULER, "take long prompts in several steps; default: where outputs allow it"
     )

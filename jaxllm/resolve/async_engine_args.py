@@ -113,7 +113,8 @@ class AsyncEngineArgs(EngineArgs):
     ) -> AsyncEngineArgs:
         """Return the arguments unchanged, for `AsyncLLM.from_vllm_config`: the engine's core resolves them.
 
-        The settled configuration is `AsyncLLM.vllm_config`. `usage_context` has no effect; `headless` is refused.
+        The settled configuration is `AsyncLLM.vllm_config`. Give `usage_context` to `from_vllm_config`: here it has no
+        effect. `headless` is refused.
         """
         del usage_context
         refuse_headless(headless)

@@ -10,6 +10,7 @@ from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.config.pooler import PoolerConfig
 from jaxllm.resolve.pooling_settings import PoolingSettings
+from jaxllm.usage.usage_lib import UsageContext
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -40,6 +41,8 @@ class EngineConfig:
 
     args: EngineArguments
     """The user's arguments, checked: a copy, which later changes of the user's object do not reach."""
+    usage_context: UsageContext
+    """What the engine is for, by which limits that the user leaves open are settled."""
     checkpoint: Checkpoint
     hf_config: Mapping[str, Any]
     """The checkpoint's config.json with `hf_overrides` in place."""

@@ -75,9 +75,9 @@ def _context_length(config: ModelConfig) -> int:
 
 
 def resolve_limits(
-    args: EngineArguments, platform: str, device: Device, max_model_len: int, resolved: Resolved
+    args: EngineArguments, platform: str, device: Device, max_model_len: int, resolved: Resolved, *, is_online: bool
 ) -> dict[str, Any]:
-    """Fill in the limits that depend on the platform and on one another."""
+    """Fill in the limits that depend on the platform, on the engine's use, and on one another."""
     pooling = resolved.pooling
     runs_whole = pooling is not None and pooling.runs_whole and resolved.runner_type == "pooling"
     for name in ("enable_prefix_caching", "enable_chunked_prefill"):
@@ -85,7 +85,7 @@ def resolve_limits(
             logger.warning("%s=True has no effect: prompts go through this model in one step", name)
     chunked = args.enable_chunked_prefill is not False and not runs_whole
     sizes = args.cudagraph_capture_sizes
-    default_tokens, default_seqs = _default_step(args, platform, device)
+    default_tokens, default_seqs = _default_step(platform, device, is_online=is_online)
     tokens = _resolve_step(args, default_tokens, max_model_len, chunked=chunked, pooling=pooling)
     if sizes and (beyond := [size for size in sizes if size > tokens]):
         message = "cudagraph_capture_sizes: no step has %s tokens, since max_num_batched_tokens is %d"
@@ -98,23 +98,23 @@ def resolve_limits(
         "max_num_seqs_can_shrink": args.max_num_seqs is None,
         "enable_prefix_caching": args.enable_prefix_caching is not False and not runs_whole,
         "enable_chunked_prefill": chunked,
-        "step_target": _resolve_step_target(args, platform, chunked=chunked),
+        "step_target": _resolve_step_target(args, platform, chunked=chunked, is_online=is_online),
         "async_scheduling": args.async_scheduling is not False,
     }
 
 
-def _default_step(args: EngineArguments, platform: str, device: Device) -> tuple[int, int]:
+def _default_step(platform: str, device: Device, *, is_online: bool) -> tuple[int, int]:
     """Return the tokens and the sequences of a step where the user sets none."""
     if platform == "gpu" and has_large_memory(device):
-        return _LARGE_ONLINE_TOKENS if args.is_online else _LARGE_NUM_BATCHED_TOKENS, _LARGE_NUM_SEQS
+        return _LARGE_ONLINE_TOKENS if is_online else _LARGE_NUM_BATCHED_TOKENS, _LARGE_NUM_SEQS
     return _DEFAULT_NUM_BATCHED_TOKENS[platform], _DEFAULT_NUM_SEQS
 
 
-def _resolve_step_target(args: EngineArguments, platform: str, *, chunked: bool) -> StepTarget | None:
+def _resolve_step_target(args: EngineArguments, platform: str, *, chunked: bool, is_online: bool) -> StepTarget | None:
     """Return how long steps with streams may take, None for any time. Raises VLLMValidationError for whole prompts."""
     milliseconds = args.itl_target_ms
     if milliseconds is None:
-        return _CPU_TARGET if platform == "cpu" and args.is_online and chunked else None
+        return _CPU_TARGET if platform == "cpu" and is_online and chunked else None
     if milliseconds and not chunked:
         raise VLLMValidationError(
             f"itl_target_ms={milliseconds:g} cuts prompts into chunks, and this engine takes them whole: leave it out.",

@@ -26,6 +26,7 @@ from jaxllm.resolve.resolve_speculation import (
     resolve_speculation,
     with_draft,
 )
+from jaxllm.usage.usage_lib import UsageContext
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -41,6 +42,7 @@ _PLATFORMS = ("cpu", "gpu", "tpu")
 logger = logging.getLogger(__name__)
 
 type _Devices = Sequence[Device] | None
+type _Opened = Checkpoint | None
 type _Verdicts = Mapping[str, str]
 
 
@@ -49,32 +51,35 @@ def resolve(
     devices: Sequence[Device] | None = None,
     checkpoint: Checkpoint | None = None,
     disproved: _Verdicts = MappingProxyType({}),
+    *,
+    usage_context: UsageContext = UsageContext.LLM_CLASS,
 ) -> EngineConfig:
     """Load the plugins, open the checkpoint (headers and config only) and settle everything.
 
     `devices` replace the devices that JAX sees; they may be a topology's. `checkpoint` is one that is open already.
-    `disproved` has the ops whose kernels are wrong here, as `selfcheck` returns them. The order of checks: argument
-    values, checkpoint, architecture, length, devices, then settings that depend on them.
+    `disproved` has the ops whose kernels are wrong here, as `selfcheck` returns them. `usage_context` is what the
+    engine is for. The order of checks: argument values, checkpoint, architecture, length, devices, then settings that
+    depend on them.
     """
-    config = _settle(args, devices, checkpoint, disproved)
+    load_plugins()
+    config = _settle(args, devices, checkpoint, disproved, usage_context, is_draft=False)
     refuse_head(config)
     draft_args = draft_arguments(config)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args, disproved))
 
 
 def _settle(
-    args: EngineArguments, devices: _Devices, checkpoint: Checkpoint | None, wrong: _Verdicts, *, is_draft: bool = False
+    args: EngineArguments, devices: _Devices, opened: _Opened, wrong: _Verdicts, use: UsageContext, *, is_draft: bool
 ) -> EngineConfig:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
     from jaxllm.resolve.resolve_ops import Picker
 
     args = dataclasses.replace(args)  # checks them again; the user may still change the other object
-    load_plugins()
     scheduler_cls = settings.load_class("scheduler_cls", args.scheduler_cls)
     logits_processors = _load_processors(args.logits_processors)
     chat_template = settings.read_chat_template(args.chat_template)
-    checkpoint = checkpoint or _open(args)
+    checkpoint = opened or _open(args)
     hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
     resolved = _resolve_model(args, checkpoint, hf_config)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
@@ -82,7 +87,7 @@ def _settle(
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)
     mesh, platform, model_config = _resolve_devices(args, devices, resolved.model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
-    limits = resolve_limits(args, platform, mesh.devices.flat[0], max_model_len, resolved)
+    limits = resolve_limits(args, platform, mesh.devices.flat[0], max_model_len, resolved, is_online=use.is_online)
     dtype, picker = resolve_dtype(args.dtype, checkpoint, platform), Picker(mesh, platform, wrong)
     check_attention_chunks(model_config, limits)
     ops = _resolve_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)
@@ -90,6 +95,7 @@ def _settle(
         **limits,
         **ops,
         args=args,
+        usage_context=use,
         checkpoint=checkpoint,
         hf_config=hf_config,
         runner_type=resolved.runner_type,
@@ -124,7 +130,8 @@ def _settle_draft(config: EngineConfig, args: EngineArguments, wrong: _Verdicts)
         if checkpoint is None and not config.checkpoint.tensors:  # the weights of both are ignored
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
-        return _settle(args, list(config.mesh.devices.flat), checkpoint, wrong, is_draft=True)
+        devices = list(config.mesh.devices.flat)
+        return _settle(args, devices, checkpoint, wrong, config.usage_context, is_draft=True)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 

@@ -1,1 +1,1 @@
-"""vLLM's import paths for usage statistics, which jaxllm does not collect."""
+"""What an engine is used for, under vLLM's import path; no usage statistics are collected."""

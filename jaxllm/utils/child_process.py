@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -49,6 +50,15 @@ def python_command(module: str) -> list[str]:
     # Private, but there since Python 3.2: multiprocessing starts its children so too.
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-P", "-m", module]
+
+
+@contextlib.contextmanager
+def input_of(content: bytes) -> Iterator[IO[bytes]]:
+    """Yield a file that is a child's standard input: nobody waits until the child reads it, as with a full pipe."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.seek(0)
+        yield file
 
 
 @contextlib.contextmanager

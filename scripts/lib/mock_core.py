@@ -39,6 +39,7 @@ from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.usage.usage_lib import UsageContext
 
 if TYPE_CHECKING:
     from jaxllm.engine.core.engine_core import EngineCore
@@ -254,6 +255,7 @@ def start_mock(
     engine_args: EngineArgs,
     on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None,
     *,
+    usage_context: UsageContext = UsageContext.LLM_CLASS,
     tokens_per_second: float | None = None,
     replies: str | None = None,
     device: DeviceClock | None = None,
@@ -267,7 +269,7 @@ def start_mock(
     from jaxllm.resolve.resolve_engine import resolve
     from jaxllm.resolve.vllm_config import vllm_config
 
-    config = resolve(engine_args)
+    config = resolve(engine_args, usage_context=usage_context)
     tokenizer = load_engine_tokenizer(config.args, config.checkpoint, config.cache_dir)
     on_tokenizer(tokenizer)
     vocab_size = config.model_config.vocab_size
@@ -333,7 +335,7 @@ def start_mock_process(
 ) -> tuple[RemoteClient, FrontEnd]:
     """Start a mock core in a process of its own and return it with its front end, as `start_in_process` does."""
     command = mock_command(tokens_per_second, replies, step_ms)
-    return start_in_process(engine_args, asks_core=asks_core, command=command)
+    return start_in_process(engine_args, UsageContext.API_SERVER, asks_core=asks_core, command=command)
 
 
 def mock_command(
@@ -372,8 +374,13 @@ def main() -> int:
 
         device = DeviceClock(StepTimes(*args.step_ms), WallTime())
     return serve(
-        lambda engine_args, on_tokenizer: start_mock(
-            engine_args, on_tokenizer, tokens_per_second=args.tokens_per_second, replies=args.replies, device=device
+        lambda engine_args, usage_context, on_tokenizer: start_mock(
+            engine_args,
+            on_tokenizer,
+            usage_context=usage_context,
+            tokens_per_second=args.tokens_per_second,
+            replies=args.replies,
+            device=device,
         )
     )
 

@@ -479,7 +479,7 @@ def test_a_forked_child_starts_no_core(cores: Cores, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as forked:
         forked.setattr(os, "getpid", lambda: -1)
         forked.setattr(
-            "jaxllm.engine.offline.llm_engine.start_in_place", lambda _: pytest.fail("it has started a core")
+            "jaxllm.engine.offline.llm_engine.start_in_place", lambda *_: pytest.fail("it has started a core")
         )
         make = cores.make if kind == "asynchronous" else lambda: LLMEngine.from_engine_args(EngineArgs(model="none"))
         with pytest.raises(RuntimeError, match="was forked"):

@@ -15,6 +15,7 @@ from jaxllm.engine.client.replicated_core import ReplicatedCore
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.usage.usage_lib import UsageContext
 from tests.async_engine.support import greedy, ids, mock_llm, nothing_left, read, read_one, tiny_args, tokens_of, until
 
 pytestmark = pytest.mark.server
@@ -121,7 +122,7 @@ def test_replicas_are_added_drained_and_named() -> None:
         await llm.scale_elastic_ep(1, drain_timeout=0)
         assert (await cut)[-1].outputs[0].finish_reason == "error"
         bad = tiny_args(data_parallel_size=2, tensor_parallel_size=64)
-        remote.replicas._start = lambda index: RemoteCore.in_process(bad, replica=index)
+        remote.replicas._start = lambda index: RemoteCore.in_process(bad, UsageContext.LLM_CLASS, replica=index)
         with pytest.raises(RuntimeError, match=r"A replica cannot be started: .*tensor_parallel_size=64"):
             await llm.scale_elastic_ep(2)
         assert sorted(llm.core_pids) == [0]

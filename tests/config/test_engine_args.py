@@ -95,7 +95,6 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "max_num_seqs": (0, -1, 2**31, 2**63, 1.5, "x"),
     "long_prefill_token_threshold": (-1, 2**31, 1.5, None),
     "itl_target_ms": (-1, math.nan, math.inf, "50", True),
-    "is_online": (1, None, "yes"),
     "enable_chunked_prefill": (1, "yes"),
     "scheduling_policy": ("lifo", None, 3, []),
     "scheduler_cls": ("NoModule", "", 3, "module."),

@@ -33,6 +33,7 @@ from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.media_settings import media_settings
 from jaxllm.scheduling.config import StepTarget
+from jaxllm.usage.usage_lib import UsageContext
 from pallas_kernels.native.processor import AVX2, AVX512, x86
 from tests.architecture.sources import product
 from tests.e2e.media_goldens import folder as media_folder
@@ -72,8 +73,8 @@ def make_model(tmp_path: Path) -> MakeModel:
     return make
 
 
-def resolve(model: Path | str, **fields: Any) -> EngineConfig:
-    return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config()
+def resolve(model: Path | str, usage_context: UsageContext | None = None, /, **fields: Any) -> EngineConfig:
+    return EngineArgs(model=str(model), load_format="dummy", **fields).create_engine_config(usage_context)
 
 
 @pytest.fixture
@@ -102,18 +103,19 @@ def test_cpu_defaults(make_model: MakeModel):
 
 
 def test_prompts_leave_streams_time(make_model: MakeModel, on_platform: Callable[[str], None]):
-    model = make_model()
+    model, server = make_model(), UsageContext.OPENAI_API_SERVER
     assert resolve(model).step_target is None
+    assert resolve(model, UsageContext.OPENAI_BATCH_RUNNER).step_target is None
     assert resolve(model, itl_target_ms=40).step_target == StepTarget(0.04)
-    online = resolve(model, is_online=True).step_target
+    online = resolve(model, server).step_target
     assert online is not None
     assert (online.seconds, online.by_decodes) == (0.15, 1.75)
-    assert resolve(model, is_online=True, itl_target_ms=0).step_target is None
-    assert resolve(model, is_online=True, enable_chunked_prefill=False, max_model_len=64).step_target is None
+    assert resolve(model, server, itl_target_ms=0).step_target is None
+    assert resolve(model, server, enable_chunked_prefill=False, max_model_len=64).step_target is None
     with pytest.raises(VLLMValidationError, match="itl_target_ms=40 cuts prompts"):
         resolve(model, itl_target_ms=40, enable_chunked_prefill=False, max_model_len=64)
     on_platform("gpu")
-    assert resolve(model, is_online=True).step_target is None
+    assert resolve(model, server).step_target is None
 
 
 @pytest.mark.parametrize("backend", ["xgrammar", "outlines", "lm-format-enforcer"])
@@ -162,8 +164,8 @@ def test_gpus_with_much_memory_have_large_steps(
     gpu, model = Gpu("9.0"), make_model(head_dim=64)
     gpu.device_kind, gpu.reported = kind, reported
     settled = [
-        EngineArgs(str(model), load_format="dummy", is_online=is_online).create_engine_config(devices=[gpu])
-        for is_online in (False, True)
+        EngineArgs(str(model), load_format="dummy").create_engine_config(usage, devices=[gpu])
+        for usage in (UsageContext.LLM_CLASS, UsageContext.OPENAI_API_SERVER)
     ]
     assert (*(config.max_num_batched_tokens for config in settled), settled[0].max_num_seqs) == expected
     assert settled[1].max_num_seqs == expected[-1]

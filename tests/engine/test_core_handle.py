@@ -22,9 +22,10 @@ from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.transport.sockets import FrontSockets, Meeting
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils import child_process
 
-ARGS = EngineArgs(model="nobody's")
+ARGS, USE = EngineArgs(model="nobody's"), UsageContext.LLM_CLASS
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
@@ -50,7 +51,7 @@ def test_what_python_would_skip_in_sys_path_is_not_sent(monkeypatch: pytest.Monk
     path = tmp_path / "order.json"
     keep = f"import sys; open({str(path)!r}, 'wb').write(sys.stdin.buffer.read())"
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, "/no\udcff/unicode", "/plain"])
-    process = CoreProcess(ARGS, [sys.executable, "-c", keep])
+    process = CoreProcess(ARGS, USE, [sys.executable, "-c", keep])
     process.stop(20)
     order = json.loads(path.read_bytes())
     assert order["sys_path"] == [*sys.path[:-3], "/plain"]
@@ -64,7 +65,7 @@ def test_a_start_that_is_interrupted_while_it_hands_over_ends_the_process(monkey
 
     monkeypatch.setattr(os, "pidfd_open", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        CoreProcess(ARGS, SLEEP)
+        CoreProcess(ARGS, USE, SLEEP)
 
 
 def test_sockets_that_cannot_be_bound_leave_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,13 +74,13 @@ def test_sockets_that_cannot_be_bound_leave_no_process(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(zmq.Socket, "bind", refuse)
     with pytest.raises(zmq.ZMQError, match="too long"):
-        RemoteCore.in_process(ARGS, SLEEP)
+        RemoteCore.in_process(ARGS, USE, SLEEP)
 
 
 def test_a_wrong_timeout_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAXLLM_STEP_TIMEOUT", "soon")
     with pytest.raises(VLLMValidationError, match="JAXLLM_STEP_TIMEOUT"):
-        RemoteCore.in_process(ARGS, SLEEP)
+        RemoteCore.in_process(ARGS, USE, SLEEP)
     with pytest.raises(VLLMValidationError, match="JAXLLM_STEP_TIMEOUT"):
         RemoteCore.in_thread(lambda on_tokenizer: pytest.fail("nothing is to be started"))
 
@@ -105,7 +106,7 @@ def test_a_system_without_process_descriptors_is_looked_at(monkeypatch: pytest.M
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(os, "pidfd_open", refuse)
-    remote = RemoteCore.in_process(ARGS, [sys.executable, "-c", "raise SystemExit(3)"])
+    remote = RemoteCore.in_process(ARGS, USE, [sys.executable, "-c", "raise SystemExit(3)"])
     assert remote.handle.fds == []
     with pytest.raises(EngineDeadError, match="ended with status 3"):
         remote.wait_ready()
@@ -116,7 +117,7 @@ def test_a_system_without_process_descriptors_is_looked_at(monkeypatch: pytest.M
     ("number", "text"), [(signal.SIGKILL, "SIGKILL; the system"), (signal.SIGRTMIN + 2, "signal 36")]
 )
 def test_the_signal_that_ended_a_process_is_named(number: int, text: str) -> None:
-    process = CoreProcess(ARGS, SLEEP)
+    process = CoreProcess(ARGS, USE, SLEEP)
     os.kill(process.pid, number)
     process.wait(20)
     assert text in (process.end_reason() or "")
@@ -125,7 +126,7 @@ def test_the_signal_that_ended_a_process_is_named(number: int, text: str) -> Non
 
 def test_nobody_waits_for_a_process_that_a_driver_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """`kill` returns at once, and `wait` after a while."""
-    process = CoreProcess(ARGS, SLEEP)
+    process = CoreProcess(ARGS, USE, SLEEP)
     monkeypatch.setattr(core_handle, "KILLED_SECONDS", 0.05)
     kill = process._process.kill
     monkeypatch.setattr(process._process, "kill", lambda: None)  # as if it did not end
@@ -141,7 +142,7 @@ def test_nobody_waits_for_a_process_that_a_driver_keeps(monkeypatch: pytest.Monk
 def test_a_start_says_what_it_is_at(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("jaxllm.engine.client.remote_core.REPORT_SECONDS", 0.1)
     caplog.set_level("INFO")
-    remote = RemoteCore.in_process(ARGS, [sys.executable, "-c", "import time; time.sleep(1.2)"])
+    remote = RemoteCore.in_process(ARGS, USE, [sys.executable, "-c", "import time; time.sleep(1.2)"])
     with pytest.raises(EngineDeadError, match="status 0"):
         remote.wait_ready()
     remote.shutdown()
@@ -162,7 +163,7 @@ core_process.serve(None)
 import sys
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.engine.client.core_handle import CoreProcess
-process = CoreProcess(EngineArgs(model="m"), [sys.executable, "-c", sys.argv[1]])
+process = CoreProcess(EngineArgs(model="m"), "LLM_CLASS", [sys.executable, "-c", sys.argv[1]])
 print(process.pid, flush=True)
 process.wait(600)
 """

@@ -11,6 +11,7 @@ import msgspec
 
 from jaxllm.engine.core.core_process import StartOrder
 from jaxllm.engine.transport.sockets import Addresses
+from jaxllm.usage.usage_lib import UsageContext
 
 SAY_WHAT_IS_FROZEN = """
 import gc
@@ -24,14 +25,13 @@ def run_core(start, addresses, context):
     return 0
 
 core_process.run_core = run_core
-core_process.serve(lambda engine_args, on_tokenizer: ([engine_args], None))
+core_process.serve(lambda engine_args, usage_context, on_tokenizer: ([engine_args], None))
 """
 
 
 def test_garbage_collection_does_not_look_at_what_the_start_has_made() -> None:
-    order = StartOrder(
-        {"model": "m"}, Addresses("inproc://to", "inproc://from"), sys.path, logging.WARNING, os.getpid(), 0, None
-    )
+    addresses, use = Addresses("inproc://to", "inproc://from"), UsageContext.LLM_CLASS
+    order = StartOrder({"model": "m"}, use, addresses, sys.path, logging.WARNING, os.getpid(), 0, None)
     command = [sys.executable, "-c", SAY_WHAT_IS_FROZEN]
     said = subprocess.run(command, input=msgspec.json.encode(order), capture_output=True, check=True).stdout
     before, after, is_looked_at = said.split()

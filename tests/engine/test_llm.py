@@ -127,7 +127,9 @@ def test_the_constructor_packs_engine_args(
 ) -> None:
     seen: list[EngineArgs] = []
 
-    def start_core(args: EngineArgs, on_tokenizer: Callable[[Tokenizer | None], None]) -> tuple[FakeCore, EngineReady]:
+    def start_core(
+        args: EngineArgs, _usage: str, on_tokenizer: Callable[[Tokenizer | None], None]
+    ) -> tuple[FakeCore, EngineReady]:
         seen.append(args)
         on_tokenizer(tokenizer)
         return core, make_ready(model=args.model, seed=args.seed)

@@ -17,6 +17,7 @@ import pytest
 from jaxllm.engine.front.start import follow_if_not_first, uses_ray
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
+from jaxllm.usage.usage_lib import UsageContext
 from tests.models.tiny import folder
 
 CORE_ACTOR = "jaxllm.engine.client.core_actor"
@@ -82,7 +83,7 @@ def make_actors(num_hosts: int) -> Any:
     """Return the handle of a core on some hosts with two GPUs each."""
     actor = importlib.import_module(CORE_ACTOR).CoreActor
     args = EngineArgs(model=str(folder("qwen3")), nnodes=num_hosts, tensor_parallel_size=2 * num_hosts)
-    handle = actor(args)
+    handle = actor(args, UsageContext.OPENAI_API_SERVER)
     handle.poll_seconds = 0.0
     return handle
 
@@ -173,7 +174,7 @@ def test_a_later_host_does_not_wait_for_the_first(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     args = EngineArgs(model="any", distributed_executor_backend="ray", nnodes=2, tensor_parallel_size=2, node_rank=1)
     with pytest.raises(VLLMValidationError, match="Ray starts all hosts"):
-        follow_if_not_first(args)
+        follow_if_not_first(args, UsageContext.LLM_CLASS)
 
 
 def test_ray_starts_several_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from jaxllm.config.unsupported_server_arguments import UnsupportedServerArgument
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.streams import say
 
 if TYPE_CHECKING:
@@ -156,7 +157,8 @@ class _Batch(NamedTuple):
 async def _start(args: argparse.Namespace) -> AsyncIterator[AsyncLLM]:
     from jaxllm.engine.online.async_client import build_async_engine_client
 
-    async with build_async_engine_client(with_queue_bound(args)) as engine:
+    args = with_queue_bound(args)
+    async with build_async_engine_client(args, usage_context=UsageContext.OPENAI_BATCH_RUNNER) as engine:
         yield engine
 
 

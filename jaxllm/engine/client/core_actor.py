@@ -28,6 +28,7 @@ from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 
 if TYPE_CHECKING:
     from jaxllm.resolve.engine_args import EngineArgs
+    from jaxllm.usage.usage_lib import UsageContext
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class _Host:
         from jaxllm.engine.core.follower import follow  # imports JAX
 
         try:
-            follow(AsyncEngineArgs(**decoded.engine_args))
+            follow(AsyncEngineArgs(**decoded.engine_args), decoded.usage_context)
         except SystemExit as end:  # Ray takes it for a failure
             return int(end.code or 0)
 
@@ -79,7 +80,7 @@ class CoreActor:
     fds: list[int] = []  # noqa: RUF012 - there are none
     poll_seconds = 0.1
 
-    def __init__(self, engine_args: EngineArgs, replica: int | None = None) -> None:
+    def __init__(self, engine_args: EngineArgs, usage_context: UsageContext, replica: int | None = None) -> None:
         """Have Ray start the actors on machines with as many free devices as each needs.
 
         The cluster is the one that this program is connected to, else that of RAY_ADDRESS, else one of this machine
@@ -103,6 +104,7 @@ class CoreActor:
         for rank, actor in enumerate(self._actors):
             order = StartOrder(
                 portable | {"node_rank": rank},
+                usage_context,
                 self.meeting.addresses,
                 sys_path=[],
                 log_level=logging.getLogger("jaxllm").getEffectiveLevel(),

@@ -18,7 +18,8 @@ import zmq
 from jaxllm.engine.core.core_process import StartCore, StartOrder, run_core
 from jaxllm.engine.transport.sockets import Meeting
 from jaxllm.resolve.engine_args import EngineArgs
-from jaxllm.utils.child_process import python_command
+from jaxllm.usage.usage_lib import UsageContext
+from jaxllm.utils.child_process import input_of, python_command
 
 KILLED_SECONDS = 5.0
 """The longest wait for a killed process to end; one that waits for a device's driver may stay longer."""
@@ -68,7 +69,13 @@ class CoreProcess:
 
     poll_seconds = 0.5  # a descriptor becomes readable at its end
 
-    def __init__(self, engine_args: EngineArgs, command: Sequence[str] = (), replica: int | None = None) -> None:
+    def __init__(
+        self,
+        engine_args: EngineArgs,
+        usage_context: UsageContext,
+        command: Sequence[str] = (),
+        replica: int | None = None,
+    ) -> None:
         """Start the process: `command`, which ends in `core_process.serve` as the module `core_process` does.
 
         `replica` is its number among several that are replicas of one another.
@@ -79,30 +86,25 @@ class CoreProcess:
         self.meeting = Meeting.on_host()
         self._pidfd = -1
         try:
-            order = msgspec.json.encode(_order(portable, self.meeting, replica or 0))
-            self._process = subprocess.Popen(
-                command or python_command("jaxllm.engine.core.core_process"),
-                stdin=subprocess.PIPE,
-                process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
-            )
+            order = msgspec.json.encode(_order(portable, usage_context, self.meeting, replica or 0))
+            with input_of(order) as stdin:
+                self._process = subprocess.Popen(
+                    command or python_command("jaxllm.engine.core.core_process"),
+                    stdin=stdin,
+                    process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
+                )
         except BaseException:
             self.meeting.close()
             raise
         of_replica = "" if replica is None else f" of replica {replica}"
         self.name = f"the engine core{of_replica} (process {self._process.pid})"
         try:
-            self._hand_over(order)
+            with contextlib.suppress(OSError):  # not every system has such descriptors; then its status is polled
+                self._pidfd = os.pidfd_open(self._process.pid)
         except BaseException:
             self.kill()
             self.stop(KILLED_SECONDS)
             raise
-
-    def _hand_over(self, order: bytes) -> None:
-        with contextlib.suppress(OSError):  # not every system has such descriptors; then its status is polled
-            self._pidfd = os.pidfd_open(self._process.pid)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # its end will be seen
-            stdin.write(order)
 
     @property
     def pid(self) -> int:
@@ -141,8 +143,6 @@ class CoreProcess:
         """Do as `wait` does, and close files and descriptors. May be called twice."""
         self.wait(seconds)
         self.meeting.close()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -152,9 +152,10 @@ class CoreProcess:
         self._process.kill()
 
 
-def _order(engine_args: dict[str, Any], meeting: Meeting, replica: int) -> StartOrder:
+def _order(engine_args: dict[str, Any], usage_context: UsageContext, meeting: Meeting, replica: int) -> StartOrder:
     return StartOrder(
         engine_args,
+        usage_context,
         meeting.addresses,
         [each for each in sys.path if _is_text(each)],
         logging.getLogger("jaxllm").getEffectiveLevel(),

@@ -40,6 +40,7 @@ from jaxllm.engine.transport.wire import (
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.text.tokenizer_parts import TokenizerParts
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.log import show_log
 
 logger = logging.getLogger(__name__)
@@ -83,10 +84,17 @@ class RemoteCore(RemoteClient):
         self._end_message: str | None = None
 
     @classmethod
-    def in_process(cls, engine_args: EngineArgs, command: Sequence[str] = (), *, replica: int | None = None) -> Self:
+    def in_process(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: UsageContext,
+        command: Sequence[str] = (),
+        *,
+        replica: int | None = None,
+    ) -> Self:
         """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
         show_log()
-        return cls(CoreProcess(engine_args, command, replica), zmq.Context())
+        return cls(CoreProcess(engine_args, usage_context, command, replica), zmq.Context())
 
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:

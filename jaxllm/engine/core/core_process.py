@@ -21,6 +21,7 @@ from jaxllm.engine.transport.wire import Failure, Starting
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.text.tokenizer import Tokenizer
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.fork_safety import end_with
 from jaxllm.utils.log import configure_log, show_log
 
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 type _OnTokenizer = Callable[[Tokenizer | None], None]
 type _Made = tuple[RunnableCore, EngineReady]
+type _StartFor = Callable[[AsyncEngineArgs, UsageContext, _OnTokenizer], _Made]
 type StartCore = Callable[[_OnTokenizer], _Made]
 """A function that makes a core; it passes the tokenizer to its argument as soon as it is loaded."""
 
@@ -36,6 +38,7 @@ class StartOrder(msgspec.Struct, frozen=True):
     """The request that a front end writes to the standard input of its core's process."""
 
     engine_args: dict[str, Any]
+    usage_context: UsageContext
     addresses: Addresses
     sys_path: list[str]
     """The front end's sys.path: logits processors and plugins may lie beside the user's script."""
@@ -83,7 +86,7 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
     return 0
 
 
-def serve(start: Callable[[AsyncEngineArgs, _OnTokenizer], _Made]) -> int:
+def serve(start: _StartFor) -> int:
     """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=StartOrder)
     end_with(order.front_pid, order.clear)
@@ -91,7 +94,7 @@ def serve(start: Callable[[AsyncEngineArgs, _OnTokenizer], _Made]) -> int:
     return carry_out(order, start)
 
 
-def carry_out(order: StartOrder, start: Callable[[AsyncEngineArgs, _OnTokenizer], _Made] | None = None) -> int:
+def carry_out(order: StartOrder, start: _StartFor | None = None) -> int:
     """Run the core that an order asks for, made by `start`; return the exit status."""
     begin = start or _start
     logging.getLogger("jaxllm").setLevel(order.log_level)
@@ -103,7 +106,7 @@ def carry_out(order: StartOrder, start: Callable[[AsyncEngineArgs, _OnTokenizer]
             configure_log(engine_args.log_config_file)
         if engine_args.data_parallel_size > 1 and order.replica is not None:
             _take_share(order.replica, engine_args)
-        made = begin(engine_args, on_tokenizer)
+        made = begin(engine_args, order.usage_context, on_tokenizer)
         # Modules and programs are a quarter of a million objects: a look through them would hold a step up for 0.2 s.
         gc.freeze()
         return made
@@ -118,10 +121,10 @@ def _take_share(replica: int, engine_args: AsyncEngineArgs) -> None:
     take_share(replica, engine_args.data_parallel_size, engine_args.tensor_parallel_size)
 
 
-def _start(engine_args: AsyncEngineArgs, on_tokenizer: _OnTokenizer) -> _Made:
+def _start(engine_args: AsyncEngineArgs, usage_context: UsageContext, on_tokenizer: _OnTokenizer) -> _Made:
     from jaxllm.engine.core.startup import start_core  # imports JAX
 
-    return start_core(engine_args, on_tokenizer)
+    return start_core(engine_args, usage_context, on_tokenizer)
 
 
 if __name__ == "__main__":

@@ -29,15 +29,16 @@ from jaxllm.utils.log import show_log
 
 if TYPE_CHECKING:
     from jaxllm.resolve.engine_args import EngineArgs
+    from jaxllm.usage.usage_lib import UsageContext
 
 logger = logging.getLogger(__name__)
 
 
-def follow(engine_args: EngineArgs) -> NoReturn:
+def follow(engine_args: EngineArgs, usage_context: UsageContext) -> NoReturn:
     """Join the hosts of a model, launch what the first one sends until it is shut down, and end this process.
 
     The exit status is 0 after a shutdown, and 1 if this host or another one has failed. SIGTERM is ignored: the
-    first host may have requests that it lets end first.
+    first host may have requests that it lets end first. `usage_context` is the first host's.
     """
     show_log()
     with contextlib.suppress(ValueError):  # not in the main thread
@@ -45,7 +46,7 @@ def follow(engine_args: EngineArgs) -> NoReturn:
     [link] = join(engine_args)
     follower = _Follower(link)
     try:
-        follower.run(engine_args)
+        follower.run(engine_args, usage_context)
         logger.info("host %d of %d ends with the engine", engine_args.node_rank, engine_args.nnodes)
         jax.distributed.shutdown()  # host 0 does the same
     except BaseException as error:  # noqa: BLE001 (the process ends)
@@ -62,8 +63,8 @@ class _Follower:
         for run in (self._listen, self._beat):
             threading.Thread(target=run, name=f"jaxllm-host{run.__name__}", daemon=True).start()
 
-    def run(self, engine_args: EngineArgs) -> None:
-        config = resolve(engine_args, disproved=disproved_ops(engine_args))
+    def run(self, engine_args: EngineArgs, usage_context: UsageContext) -> None:
+        config = resolve(engine_args, disproved=disproved_ops(engine_args), usage_context=usage_context)
         first = self._inbox.get()
         if isinstance(first, End):
             return

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from jaxllm.resolve.engine_args import EngineArgs
     from jaxllm.resolve.engine_config import EngineConfig
     from jaxllm.resolve.pooling_settings import PoolingSettings
+    from jaxllm.usage.usage_lib import UsageContext
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +76,9 @@ _XLA_VARIABLES = ("JAXLLM_CPU", "XLA_", "NPROC", "PJRT_", "LIBTPU_", "MOSAIC_")
 
 
 def start_core(
-    engine_args: EngineArgs, on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None
+    engine_args: EngineArgs,
+    usage_context: UsageContext,
+    on_tokenizer: Callable[[Tokenizer | None], None] = lambda _: None,
 ) -> tuple[EngineCore, EngineReady]:
     """Resolve engine arguments, load the model and return its core with the settings that a front end needs.
 
@@ -84,16 +87,19 @@ def start_core(
     log_phase(logger, "imports")
     hosts = meet_hosts(engine_args)
     try:
-        return _start_core(engine_args, hosts, on_tokenizer)
+        return _start_core(engine_args, usage_context, hosts, on_tokenizer)
     except BaseException as error:
         hosts.fail(error)
         raise
 
 
 def _start_core(
-    engine_args: EngineArgs, hosts: Hosts, on_tokenizer: Callable[[Tokenizer | None], None]
+    engine_args: EngineArgs,
+    usage_context: UsageContext,
+    hosts: Hosts,
+    on_tokenizer: Callable[[Tokenizer | None], None],
 ) -> tuple[EngineCore, EngineReady]:
-    config = resolve(engine_args, disproved=disproved_ops(engine_args))
+    config = resolve(engine_args, disproved=disproved_ops(engine_args), usage_context=usage_context)
     media = media_settings(config)
     log_phase(logger, "configuration")
     engines_home().check()  # JAX has its devices now, and a child that is forked later would share them
@@ -438,7 +444,7 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=args.scheduling_policy,
         step_target=config.step_target,
-        short_prompts_pass=args.is_online,
+        short_prompts_pass=config.usage_context.is_online,
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),

@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from jaxllm.engine.client.remote_client import RemoteClient
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.resolve.engine_args import EngineArgs
+    from jaxllm.usage.usage_lib import UsageContext
 
 
-def start_in_place(engine_args: EngineArgs) -> tuple[InprocClient, FrontEnd]:
+def start_in_place(engine_args: EngineArgs, usage_context: UsageContext) -> tuple[InprocClient, FrontEnd]:
     """Start a core that does its steps when it is called; the front end shares its tokenizer."""
     from jaxllm.engine.core.startup import start_core  # imports JAX
 
-    follow_if_not_first(engine_args)
+    follow_if_not_first(engine_args, usage_context)
     tokenizers: list[Tokenizer | None] = []
-    core, ready = start_core(engine_args, tokenizers.append)
+    core, ready = start_core(engine_args, usage_context, tokenizers.append)
     return InprocClient(core), FrontEnd(ready, tokenizers[0], core.check)
 
 
 def start_in_process(
-    engine_args: EngineArgs, *, asks_core: bool = True, command: Sequence[str] = ()
+    engine_args: EngineArgs, usage_context: UsageContext, *, asks_core: bool = True, command: Sequence[str] = ()
 ) -> tuple[RemoteClient, FrontEnd]:
     """Start a core in a process of its own, or as a Ray actor, or data_parallel_size of them.
 
@@ -44,22 +45,22 @@ def start_in_process(
     With `asks_core` the front end asks the core about a request with a grammar, and waits until it is accepted.
     `command` is another program to run as a core; see `CoreProcess`.
     """
-    return meet(start_processes(engine_args, command), engine_args, asks_core=asks_core)
+    return meet(start_processes(engine_args, usage_context, command), engine_args, asks_core=asks_core)
 
 
-def start_processes(engine_args: EngineArgs, command: Sequence[str] = ()) -> RemoteClient:
+def start_processes(engine_args: EngineArgs, usage_context: UsageContext, command: Sequence[str] = ()) -> RemoteClient:
     """Begin to start a core, or data_parallel_size of them, as `start_in_process` does, and return their client."""
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.client.replicated_core import ReplicatedCore
 
-    follow_if_not_first(engine_args)
+    follow_if_not_first(engine_args, usage_context)
 
     def start(replica: int | None = None) -> RemoteCore:
         if uses_ray(engine_args):
             from jaxllm.engine.client.core_actor import CoreActor  # imports Ray
 
-            return RemoteCore(CoreActor(engine_args, replica), zmq.Context())
-        return RemoteCore.in_process(engine_args, command, replica=replica)
+            return RemoteCore(CoreActor(engine_args, usage_context, replica), zmq.Context())
+        return RemoteCore.in_process(engine_args, usage_context, command, replica=replica)
 
     count = engine_args.data_parallel_size
     return start() if count == 1 else ReplicatedCore(start, count)
@@ -95,7 +96,9 @@ def _is_set(engine_args: EngineArgs, name: str) -> bool:
     return getattr(engine_args, name) != getattr(type(engine_args), name)
 
 
-def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple[RemoteCore, FrontEnd]:
+def start_in_thread(
+    engine_args: EngineArgs, usage_context: UsageContext, *, asks_core: bool = True
+) -> tuple[RemoteCore, FrontEnd]:
     """Start a core in a thread of this process; otherwise as `start_in_process`.
 
     Raises VLLMValidationError for several replicas, which take processes.
@@ -106,12 +109,12 @@ def start_in_thread(engine_args: EngineArgs, *, asks_core: bool = True) -> tuple
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.core.startup import start_core  # imports JAX
 
-    follow_if_not_first(engine_args)
-    core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, on_tokenizer))
+    follow_if_not_first(engine_args, usage_context)
+    core = RemoteCore.in_thread(lambda on_tokenizer: start_core(engine_args, usage_context, on_tokenizer))
     return meet(core, engine_args, asks_core=asks_core)
 
 
-def follow_if_not_first(engine_args: EngineArgs) -> None:
+def follow_if_not_first(engine_args: EngineArgs, usage_context: UsageContext) -> None:
     """On a host other than a model's first one, follow the first until it ends, then end this process.
 
     Raises as `uses_ray` does.
@@ -119,7 +122,7 @@ def follow_if_not_first(engine_args: EngineArgs) -> None:
     if engine_args.node_rank > 0 and not uses_ray(engine_args):
         from jaxllm.engine.core.follower import follow
 
-        follow(engine_args)
+        follow(engine_args, usage_context)
 
 
 def meet[C: RemoteClient](core: C, engine_args: EngineArgs, *, asks_core: bool) -> tuple[C, FrontEnd]:

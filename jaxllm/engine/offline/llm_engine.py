@@ -23,6 +23,7 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.resolve.discovery import on_this_host
 from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.fork_safety import Home, check_home, engines_home
 from jaxllm.utils.interrupts import lasting_interrupts
 from jaxllm.utils.log import show_log
@@ -60,7 +61,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         show_log()
         engine_args = on_this_host(engine_args)
         has_processes = uses_core_process() or engine_args.data_parallel_size > 1 or uses_ray(engine_args)
-        return cls(*(start_in_process if has_processes else start_in_place)(engine_args))
+        return cls(*(start_in_process if has_processes else start_in_place)(engine_args, UsageContext.LLM_CLASS))
 
     @property
     def vllm_config(self) -> VllmConfig:

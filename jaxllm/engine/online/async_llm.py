@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -76,21 +75,21 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         cls,
         engine_args: AsyncEngineArgs,
         start_engine_loop: bool = True,
-        usage_context: UsageContext | None = None,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
         stat_loggers: Any = None,
         *,
         disable_frontend_multiprocessing: bool = False,
     ) -> Self:
         """Start an engine; returns when it is ready. With disable_frontend_multiprocessing its core is a thread."""
-        del start_engine_loop, usage_context  # it starts with the first request; nothing is reported to anybody
+        del start_engine_loop  # it starts with the first request
         refuse_given(stat_loggers=stat_loggers)
         engine_args = AsyncEngineArgs.of(engine_args)
         if engine_args.log_config_file is not None:
             configure_log(engine_args.log_config_file)
-        engine_args = dataclasses.replace(on_this_host(engine_args), is_online=True)
+        engine_args = on_this_host(engine_args)
         begin = start_in_thread if disable_frontend_multiprocessing else start_in_process
         engine = cls(
-            lambda: begin(engine_args, asks_core=False),
+            lambda: begin(engine_args, usage_context, asks_core=False),
             admission=Admission.of(engine_args),
             logs_requests=engine_args.enable_log_requests,
         )
@@ -102,7 +101,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         cls,
         vllm_config: Any,
         start_engine_loop: bool = True,
-        usage_context: UsageContext | None = None,
+        usage_context: UsageContext = UsageContext.ENGINE_CONTEXT,
         stat_loggers: Any = None,
         enable_log_requests: bool | None = None,
         aggregate_engine_logging: bool = False,

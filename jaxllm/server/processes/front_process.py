@@ -19,7 +19,7 @@ from jaxllm.core_messages import EngineCoreRequest, sequence_ids
 from jaxllm.engine.client.core_watch import CoreWatch
 from jaxllm.engine.transport.sockets import Addresses, Meeting, SocketInbox, SocketOutbox
 from jaxllm.engine.transport.wire import FrameError, FromCore, Heartbeat, ToCore
-from jaxllm.utils.child_process import python_command
+from jaxllm.utils.child_process import input_of, python_command
 
 logger = logging.getLogger(__name__)
 
@@ -90,18 +90,16 @@ class FrontProcess:
             log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
             sys_path=[each for each in sys.path if isinstance(each, str) and each.isprintable()],
         )
-        self._process = subprocess.Popen(
-            python_command(_MODULE),
-            stdin=subprocess.PIPE,
-            pass_fds=(listener_fd, board_fd),
-            process_group=0,  # Ctrl-C in a terminal comes to the parent alone
-        )
+        with input_of(msgspec.json.encode(order)) as stdin:
+            self._process = subprocess.Popen(
+                python_command(_MODULE),
+                stdin=stdin,
+                pass_fds=(listener_fd, board_fd),
+                process_group=0,  # Ctrl-C in a terminal comes to the parent alone
+            )
         self.pidfd = -1
         with contextlib.suppress(OSError):  # not every system has such descriptors; then its status is polled
             self.pidfd = os.pidfd_open(self._process.pid)
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # its end will be seen
-            stdin.write(msgspec.json.encode(order))
 
     @property
     def pid(self) -> int:

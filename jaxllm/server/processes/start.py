@@ -18,6 +18,7 @@ from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.resolve.discovery import on_this_host
 from jaxllm.server.processes.front_process import Settings
 from jaxllm.server.processes.parent import Parent
+from jaxllm.usage.usage_lib import UsageContext
 
 
 def check_several(args: ServerArgs, max_ttft_ms: float | None, uvicorn_kwargs: Mapping[str, Any]) -> None:
@@ -60,7 +61,7 @@ async def run_front_ends(
             loop.call_soon_threadsafe(_settle, ended, None)
 
     parent = Parent(
-        lambda: start_processes(engine_args, command),
+        lambda: start_processes(engine_args, UsageContext.OPENAI_API_SERVER, command),
         Settings(engine_args.portable(), dataclasses.asdict(server_args)),
         listener.fileno(),
         server_args.api_server_count,
