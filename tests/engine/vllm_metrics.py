@@ -48,7 +48,9 @@ OURS = {
     "prompt_tokens_cached_by_source": family("Counter", "source", "device host p2p disk external_unspecified"),
     "generation_tokens": Family("Counter"),
     "request_success": family("Counter", "finished_reason", "stop length abort error repetition"),
-    "admission_rejections": Family("Counter", ("model_name", "reason"), "max_num_queued_reqs max_num_queued_tokens"),
+    "admission_rejections": Family(
+        "Counter", ("model_name", "reason"), "max_num_queued_reqs max_num_queued_tokens max_ttft_ms"
+    ),
     "request_prompt_tokens": Family("Histogram"),
     "request_generation_tokens": Family("Histogram"),
     "iteration_tokens_total": Family("Histogram"),
