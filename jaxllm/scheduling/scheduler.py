@@ -30,7 +30,7 @@ from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.media import MediaCache
 from jaxllm.scheduling.plan import Owner, StepKind, StepPlan, StepResult
-from jaxllm.scheduling.prompts.shares import PromptShares, share_out
+from jaxllm.scheduling.prompts.shares import Prompt, PromptShares, order_of_prompt
 from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
@@ -187,10 +187,11 @@ class Scheduler:
         self.cache.begin_plan()
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
-            step = StepBuilder(self.config, kind, self.adapters, self.media, self._most_prompt_tokens())
+            step = StepBuilder(self.config, kind, self.adapters, self.media, self._most_prompt_tokens(kind))
             shares = self._share_prompts(step, late)
-            if self._plan_running(step, late, shares):
-                self._plan_waiting(step, late, shares)
+            self._fill(step, late, shares)
+            if shares and not step.num_planned:  # those that have shares cannot use them
+                self._fill(step, late, {})
             if self._speculation is not None:
                 self._speculation.add_drafts(step, cut_drafts)
             finished = step.finish(self._counters.num_steps)
@@ -205,55 +206,73 @@ class Scheduler:
             return plan
         return self.plan(late, cut_drafts) if self._are_rows_given_up else None
 
-    def _most_prompt_tokens(self) -> int | None:
+    def _fill(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
+        if self._plan_running(step, late, shares):
+            self._plan_waiting(step, late, shares)
+
+    def _most_prompt_tokens(self, kind: StepKind) -> int | None:
         """Return the most tokens of prompts in a step, as the running streams allow; None for no such limit."""
         if self.config.step_target is None or not (self._reading or len(self._waiting)):
             return None
-        num_running = sum(request.kind is StepKind.SAMPLE for request in self._running)
-        num_reading = sum(request.kind is StepKind.SAMPLE for request in self._reading)
-        return self._shares.most_tokens(num_running - num_reading + self._waiting.num_later_steps)
+        num_streams = self._num_decodes(StepKind.SAMPLE) + self._waiting.num_later_steps
+        return self._shares.most_tokens(num_streams, are_beside=kind is StepKind.SAMPLE)
+
+    def _num_decodes(self, kind: StepKind) -> int:
+        """Return the number of running requests of a kind whose prompts are planned."""
+        num_running = sum(request.kind is kind for request in self._running)
+        return num_running - sum(request.kind is kind for request in self._reading)
 
     def _share_prompts(self, step: StepBuilder, late: Collection[str]) -> dict[Request, int]:
-        """Return the most tokens that each prompt may have of the step, if short prompts pass long ones.
+        """Return the most tokens of the step that prompts being read, and the first in line, may have.
 
-        Others may have what is left.
+        Nobody has less than all unless short prompts pass. Other waiting prompts may have all that is left: they are
+        admitted the shortest first.
         """
         if not self._shares.short_prompts_pass or not (self._reading or len(self._waiting)):
             return {}
-        reading = [each for each in self._reading if each.kind is step.kind and each.request_id not in late]
-        prompts = [(request.num_tokens - self._planned(request), request) for request in reading]
-        prompts += [(request.num_tokens, request) for request in self._admissible(step, late)]
+        reading = [request for request in self._reading if request.kind is step.kind and request.request_id not in late]
+        num_tokens = max(1, min(step.num_prompt_tokens, step.num_tokens - self._num_decodes(step.kind)))
+        waiting = self._admissible(step, late, num_tokens)
+        prompts = [(request.num_tokens - self._planned(request), request) for request in reading] + waiting
         if len(prompts) < 2:
             return {}
-        num_decodes = len(self._running) - len(self._reading)
-        return share_out(max(1, min(step.num_prompt_tokens, step.num_tokens - num_decodes)), prompts)
+        shares, first = self._shares.share_out(num_tokens, prompts), min(prompts, key=order_of_prompt)[1]
+        return {request: shares[request] for request in {*reading, first}}
 
     def _planned(self, request: Request) -> int:
         """Return the number of a running request's tokens that are computed before the next step."""
         return self.cache.tables[request.request_id].num_computed_tokens + request.num_planned
 
-    def _admissible(self, step: StepBuilder, late: Collection[str]) -> list[Request]:
-        """Return the waiting requests that may have a part of the step: the shortest, and the first in line."""
-        head, num_seats = self._waiting.peek(), self.config.max_num_seqs - len(self._running)
-        if head is None or num_seats <= 0:
+    def _admissible(self, step: StepBuilder, late: Collection[str], num_tokens: int) -> list[Prompt]:
+        """Return the waiting prompts that could be admitted next, until they lack `num_tokens` tokens together.
+
+        They come with the tokens that they lack.
+        """
+        head, first = self._waiting.peek(), self._next_waiting(step)
+        if first is None:
             return []
-        candidates = dict.fromkeys([head, *islice(self._waiting.shortest(), min(num_seats, _MOST_SHARING))])
-        return [
-            request
-            for request in candidates
-            if request.kind is step.kind
-            and request.request_id not in late
-            and request.donor is None
-            and not self.adapters.holds_up(request)
-            and self.cache.fits(request.num_tokens, self.cache.nothing)
-        ]
+        prompts, num_seats, num_left = list[Prompt](), 0, num_tokens
+        for request in dict.fromkeys([first, *islice(self._waiting.shortest(), _MOST_SHARING)]):
+            if num_left <= 0 or not self._has_seats(request, num_seats):
+                break
+            is_other = request.kind is not step.kind or request.request_id in late
+            if is_other or self._forks.must_wait(request) or self.adapters.holds_up(request):
+                continue
+            hit = self._forks.find_prefix(request)
+            if not self.cache.fits(request.num_tokens, hit):
+                break
+            num_missing = request.num_tokens - hit.num_tokens
+            prompts.append((num_missing, request))
+            num_seats += request.num_seats
+            num_left -= self._shares.sure_of(num_missing, num_tokens) if request is head else num_missing
+        return prompts
 
     def _next_waiting(self, step: StepBuilder) -> Request | None:
         """Return the waiting request to admit next: the first in line, or the shortest while another one is read."""
         head = self._waiting.peek()
         if head is None or not self._shares.short_prompts_pass:
             return head
-        is_later = any(each.order < head.order for each in self._reading if each.kind is step.kind)
+        is_later = any(request.order < head.order for request in self._reading if request.kind is step.kind)
         return next(self._waiting.shortest(), None) if is_later else head
 
     def plan_guesses(self) -> DraftPlan | None:
@@ -413,9 +432,12 @@ class Scheduler:
         for donor in step.donors:
             self._forks.close_unwanted(donor)
 
-    def _has_seats(self, request: Request) -> bool:
-        """Return whether there are seats for a request; other beam searches before it in line keep theirs."""
-        num_taken = len(self._running) + self._num_extra_seats + request.num_seats
+    def _has_seats(self, request: Request, num_promised: int = 0) -> bool:
+        """Return whether there are seats for a request beside some that are promised to others.
+
+        Other beam searches before it in line keep theirs.
+        """
+        num_taken = len(self._running) + self._num_extra_seats + num_promised + request.num_seats
         if self._held:
             rank, now = request.order[:-1], time.monotonic()
             self._held = {name: (each, until) for name, (each, until) in self._held.items() if until > now}
@@ -489,7 +511,8 @@ class Scheduler:
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
-        if result.seconds:
+        is_plain = plan.kind is StepKind.SAMPLE and not (plan.encodes or plan.adapter_loads)
+        if result.seconds and is_plain:
             self._times.record(plan.num_tokens, result.seconds)
         for chunk, request in zip(plan.chunks, requests, strict=True):
             request.num_planned -= len(chunk.token_ids)

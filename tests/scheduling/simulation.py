@@ -67,6 +67,7 @@ def make_request(
     arrival: int = 0,
     fork_of: str | None = None,
     keeps_blocks: bool = False,
+    num_seats: int = 1,
     task: str | None = None,
     media: PromptMedia | None = None,
     **params: object,
@@ -87,6 +88,7 @@ def make_request(
         cache_salt=salt,
         fork_of=fork_of,
         keeps_blocks=keeps_blocks,
+        num_seats=num_seats,
         pooling_params=None if task is None else PoolingParams(task=task),
         media=media,
     )

@@ -5,7 +5,9 @@ The device is a function of a step's tokens and a clock.
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -16,10 +18,11 @@ import pytest
 from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import SchedulerConfig, StepTarget
 from jaxllm.scheduling.plan import StepPlan, StepResult
-from jaxllm.scheduling.prompts.shares import share_out
+from jaxllm.scheduling.prompts.shares import PromptShares
+from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
-from tests.scheduling.simulation import make_config, make_request
+from tests.scheduling.simulation import Simulation, make_config, make_request
 
 type Device = Callable[[int], float]
 
@@ -165,5 +168,66 @@ def test_priorities_are_not_passed():
 )
 def test_the_first_in_line_has_a_quarter_and_the_shortest_the_rest(missing: Sequence[int], expected: Sequence[int]):
     requests = [Request(make_request(str(i), 1), (i,), queued_ts=0.0) for i in range(len(missing))]
-    shares = share_out(100, zip(missing, requests, strict=True))
+    shares = PromptShares(config(), StepTimes()).share_out(100, zip(missing, requests, strict=True))
     assert [shares[request] for request in requests] == expected
+
+
+def test_cached_beginnings_take_nothing_of_a_step():
+    stem = [7] * 2000
+    warm = (0.0, make_request("warm", [*stem, 1], max_tokens=1))
+    arrivals = [(9.0, make_request(f"hit {i}", [*stem, *[10 + i] * 10], max_tokens=2)) for i in range(16)]
+    run = Run(config(block_size=16, num_blocks=4000, short_prompts_pass=True), cpu, [warm, *arrivals])
+    assert {len(run.times[f"hit {i}"]) for i in range(16)} == {2}
+    assert [len(plan.chunks) for plan in run.plans[-2:]] == [16, 16]
+
+
+def test_a_long_prompt_takes_what_cached_beginnings_leave():
+    stem = [7] * 2000
+    warm = (0.0, make_request("warm", [*stem, 1], max_tokens=1))
+    hits = [(1 + 0.01 * i, make_request(f"hit {i}", [*stem, *[10 + i] * 10], max_tokens=1)) for i in range(1, 9)]
+    settings = config(block_size=16, num_blocks=4000, short_prompts_pass=True)
+    run = Run(settings, accelerator, [warm, (1.0, make_request("long", 4000)), *hits])
+    assert run.first("long") <= math.ceil(4080 / 512) * accelerator(512) + 1e-9
+
+
+def test_a_beam_search_with_all_seats_reads_its_prompt_alone():
+    arrivals = [(0.0, make_request("beams", 4000, num_seats=4)), (0.001, make_request("short", 600))]
+    run = Run(config(short_prompts_pass=True, max_num_seqs=4), accelerator, arrivals)
+    assert run.first("beams") <= math.ceil(4000 / 512) * accelerator(512) + 1e-9
+
+
+def test_a_head_without_seats_holds_up_no_prompt_that_is_read():
+    scheduler = Scheduler(config(short_prompts_pass=True, max_num_seqs=4, max_num_batched_tokens=64))
+    scheduler.add_request(make_request("first", 600, max_tokens=1))
+    plans = list[StepPlan]()
+    for step in range(60):
+        if step == 1:
+            scheduler.add_request(make_request("seatless", 1000, num_seats=4))
+            scheduler.add_request(make_request("read", 500, max_tokens=2))
+        for place in range(2 * (step > 1)):
+            scheduler.add_request(make_request(f"short {step} {place}", 60, max_tokens=2))
+        plan = scheduler.plan()
+        assert plan is not None
+        plans.append(plan)
+        tokens = [[5] for _ in plan.chunks]
+        scheduler.commit(plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens)))
+    assert sum(len(c.token_ids) for plan in plans for c in plan.chunks if c.request_id == "seatless") > 100
+
+
+@pytest.mark.parametrize("seed", range(12, 18))
+def test_prompts_of_many_seats_and_with_cached_beginnings_come_to_their_end(seed: int):
+    rng, stem, names = random.Random(seed), [7] * 16, map(str, itertools.count())
+    simulation = Simulation(make_config(short_prompts_pass=True, max_num_seqs=4, max_num_batched_tokens=8))
+    for step in range(60):
+        if step % 20 < 4:
+            simulation.add(
+                make_request(f"l{next(names)}", rng.randrange(40, 60), max_tokens=1, num_seats=rng.choice([1, 1, 4]))
+            )
+        while step % 20 >= 3 and simulation.scheduler.stats().num_waiting_reqs < 8:
+            prompt = stem[: rng.choice([0, 0, 16])]
+            prompt = prompt + [rng.randrange(50) for _ in range(rng.choice([4, 8, 12]))]
+            simulation.add(make_request(f"s{next(names)}", prompt, max_tokens=2))
+        simulation.step(seed % 3)
+        simulation.check()
+    simulation.run(seed % 3)
+    assert simulation.scheduler.stats().prefix_cache_hits

@@ -263,6 +263,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             min_tokens=min(kind & 4, max_tokens),
             fork_of=fork_of,
             keeps_blocks=bool(kind & 16),
+            num_seats=1 + (kind & 3) if kind & 16 and fork_of is None else 1,
             task=task,
             media=media,
             presence_penalty=float(kind & 7 == 3 and task is None),

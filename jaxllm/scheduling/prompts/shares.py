@@ -14,34 +14,52 @@ _FIRST_SHARE = 4
 """The first prompt in line is sure of a step's prompt tokens divided by this."""
 
 
+type Prompt = tuple[int, Request]
+"""A request with the number of tokens that it lacks."""
+
+
+def order_of_prompt(prompt: Prompt) -> tuple[float, ...]:
+    """Return a prompt's place in line."""
+    return prompt[1].order
+
+
 class PromptShares:
     """Decide how many tokens of prompts a step may have, and how prompts share them."""
 
     def __init__(self, config: SchedulerConfig, times: StepTimes) -> None:
         self._target, self._most = config.step_target, config.max_num_batched_tokens
         self._times = times
+        self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self.short_prompts_pass = config.short_prompts_pass and config.policy == "fcfs"
         """Whether prompts share; otherwise the first in line takes all that it needs."""
 
-    def most_tokens(self, num_streams: int) -> int | None:
-        """Return the most tokens of prompts beside the next tokens of `num_streams` streams; None for no such limit."""
+    def most_tokens(self, num_streams: int, *, are_beside: bool = True) -> int | None:
+        """Return the most tokens of prompts in a step while `num_streams` streams run; None for no such limit.
+
+        The streams' next tokens are in the same step, if they are beside the prompts.
+        """
         if self._target is None or not num_streams:
             return None
         seconds = max(self._target.seconds, self._target.by_decodes * self._times.least_seconds(num_streams))
-        return self._times.most_tokens(seconds, num_streams + _LEAST_TOKENS, self._most) - num_streams
+        num_beside = num_streams if are_beside else 0
+        return self._times.most_tokens(seconds, num_beside + _LEAST_TOKENS, self._most) - num_beside
 
+    def share_out(self, num_tokens: int, prompts: Iterable[Prompt]) -> dict[Request, int]:
+        """Share a step's tokens among prompts.
 
-def share_out(num_tokens: int, prompts: Iterable[tuple[int, Request]]) -> dict[Request, int]:
-    """Share a step's tokens among prompts, which come with the tokens that they lack.
+        The first in line gets a quarter, or all that it lacks; then the shortest come first.
+        """
+        prompts = sorted(prompts, key=lambda prompt: (prompt[0], prompt[1].order))
+        num_missing, first = min(prompts, key=order_of_prompt)
+        shares = {first: self.sure_of(num_missing, num_tokens)}
+        num_left = num_tokens - shares[first]
+        for num_missing, request in prompts:
+            share = shares.get(request, 0)
+            num_more = min(min(num_missing, self._threshold) - share, num_left)
+            shares[request] = share + num_more
+            num_left -= num_more
+        return shares
 
-    The first in line gets a quarter, or all that it lacks; then the shortest come first.
-    """
-    prompts = sorted(prompts, key=lambda prompt: (prompt[0], prompt[1].order))
-    num_missing, first = min(prompts, key=lambda prompt: prompt[1].order)
-    shares = {first: min(num_missing, -(-num_tokens // _FIRST_SHARE))}
-    num_left = num_tokens - shares[first]
-    for num_missing, request in prompts:
-        num_more = min(num_missing - shares.get(request, 0), num_left)
-        shares[request] = shares.get(request, 0) + num_more
-        num_left -= num_more
-    return shares
+    def sure_of(self, num_missing: int, num_tokens: int) -> int:
+        """Return the part of a step's tokens that the first in line is sure of, if it lacks `num_missing`."""
+        return min(num_missing, self._threshold, -(-num_tokens // _FIRST_SHARE))
