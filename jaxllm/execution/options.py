@@ -71,10 +71,11 @@ def compiler_options(
 
 def multiplies_packed(model: Model) -> bool:
     """Return whether plain XLA multiplies by weights that were rounded when they were loaded, and widens them first."""
+    if model.specs.quantization is None:
+        return False
     ops, has_experts = model.ops, bool(grouped_shapes(model.specs))
-    is_plain = ops.linear.implementation == "xla" or bool(ops.linear.without)
-    is_plain |= has_experts and ops.grouped_matmul.implementation == "xla"
-    return model.specs.quantization is not None and is_plain
+    has_plain_experts = has_experts and ops.grouped_matmul.implementation == "xla"
+    return has_plain_experts or ops.linear.implementation == "xla" or _refuses_weights(model)
 
 
 def _graph_options(devices: Sequence[Device]) -> dict[str, Any]:
@@ -131,9 +132,15 @@ def single_row_pays(platform: str, model: Model) -> bool:
     if platform != "gpu":
         return False
     quantized = [shape for shape in linear_shapes(model.specs) if shape.format is not None]
-    has_plain_weights = bool(quantized) and model.ops.linear.platform is None
+    has_plain_weights = bool(quantized) and (model.ops.linear.platform is None or _refuses_weights(model))
     has_plain_experts = bool(grouped_shapes(model.specs)) and model.ops.grouped_matmul.platform is None
     return has_plain_weights or has_plain_experts
+
+
+def _refuses_weights(model: Model) -> bool:
+    """Return whether the op of dense layers leaves some of their quantized weights to plain XLA."""
+    quantized = (shape for shape in linear_shapes(model.specs) if shape.format is not None)
+    return any(model.ops.linear.refusal(shape) for shape in quantized)
 
 
 def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> LayerLoop:

@@ -13,6 +13,7 @@ from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler
 from jaxllm.models.weights import Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape
 from pallas_kernels.linear import Linear, LinearShape
+from pallas_kernels.linear.cases import RARE
 from pallas_kernels.native.processor import AVX2, AVX512, x86
 from pallas_kernels.weights import INT8, WeightFormat
 
@@ -87,6 +88,8 @@ def test_unproven_invariance_is_refused(platform: str, dtype: str) -> None:
     [
         ("gpu", "xla", "xla", [INT8], False, True),
         ("gpu", "gpu", "xla", [INT8], False, False),
+        ("gpu", "gpu_mma", "xla", [INT8], False, False),
+        ("gpu", "gpu_mma", "xla", [INT8, RARE["nf4"]], False, True),
         ("gpu", "xla", "xla", [None], False, False),
         ("gpu", "xla", "xla", [None], True, True),
         ("gpu", "xla", "gpu", [None], True, False),
