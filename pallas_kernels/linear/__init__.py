@@ -38,8 +38,9 @@ class Linear(MatmulOp):
 
     def refusal(self, shape: LinearShape) -> str | None:
         """Return why the op runs a matmul in plain XLA, None if it does not."""
-        left_out = f"weights of {shape.format.name if shape.format else shape.dtype} are left out"
-        return left_out if shape.format in self.without else super().refusal(shape)
+        if shape.format not in self.without:
+            return super().refusal(shape)
+        return f"weights of {shape.format.name if shape.format else jnp.dtype(shape.dtype).name} are left out"
 
     def __call__(
         self,

@@ -35,5 +35,5 @@ class LinearShape(NamedTuple):
 
 
 def linear_name(form: WeightFormat | None) -> str:
-    """Return the name of the matmul by weights of a format, such as "linear of int4/32"."""
+    """Return the name of the matmul by weights of a format, such as "linear of int4/32+mins"."""
     return "linear" if form is None else f"linear of {form.name}"

@@ -42,7 +42,7 @@ class Trial(NamedTuple):
 
     op: str
     """The name of the op's folder, such as "paged_attention"; a matmul's is followed by its weights' format, as in
-    "linear of int4/32", because plain XLA can take its place for one format alone."""
+    "linear of int4/32+mins", because plain XLA can take its place for one format alone."""
     implementation: str
     shape: str
     """The op's shape, for people."""

@@ -93,9 +93,20 @@ class WeightFormat:
 
     @property
     def name(self) -> str:
-        """Return a short name, such as "int4/32+zeros": groups of 32 numbers."""
+        """Return a name that no other format has, such as "int4/32+offset8": groups of 32 numbers, with float16 scales.
+
+        Dtypes are named but those of most formats.
+        """
         group = f"/{self.group}" if self.group else ""
-        more = {"mins": self.has_mins, "zeros": self.zero_dtype is not None, "factors": self.factor_group is not None}
+        factors = "" if self.factor_dtype == "float16" else f":{self.factor_dtype}"
+        more = {
+            f"offset{self.offset}": self.offset != 0,
+            f"scales:{self.scale_dtype}": self.scale_dtype != "float16",
+            "mins": self.has_mins,
+            f"zeros:{self.zero_dtype}": self.zero_dtype is not None,
+            f"factors/{self.factor_group}{factors}": self.factor_group is not None,
+            "ordered": self.is_ordered,
+        }
         numbers = f"int{self.bits}" if self.values == "integer" else self.values
         return numbers + group + "".join(f"+{name}" for name, is_there in more.items() if is_there)
 

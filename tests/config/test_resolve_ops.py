@@ -69,14 +69,17 @@ def test_one_format_of_weights_is_disproved(caplog: pytest.LogCaptureFixture) ->
     if processor.current().name == "plain":
         pytest.skip("no kernels")
     args = EngineArgs(str(QUANTIZED / "ct_w8a8"), skip_tokenizer_init=True, dtype="float32")
-    wrong = {"linear of int8": "they hung"}
+    name, after = "int8+scales:float32", "multiplied in plain XLA, not in the cpu's own kernels: they hung"
+    wrong = {f"linear of {name}": "they hung"}
     with caplog.at_level(logging.WARNING, "jaxllm"):
         ops = resolve(args, disproved=wrong).ops
-    assert caplog.messages == ["weights of int8 are multiplied in plain XLA, not in the cpu's own kernels: they hung"]
+    assert caplog.messages == [
+        f"weights of {name} are multiplied in plain XLA, not in the cpu's own kernels: they hung"
+    ]
     names = {shape.format: ops.layers.linear.refusal(shape) for shape in linear_shapes(ops.specs) if shape.format}
     assert {form.name: reason for form, reason in names.items()} == {
         "bfloat16": None,
-        "int8": "weights of int8 are left out",
+        name: f"weights of {name} are left out",
     }
     ops = resolve(args, disproved=wrong | {"linear of bfloat16": "they hung"}).ops
     assert ops.layers.linear == Linear("xla")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.linear import Linear, LinearShape
-from pallas_kernels.linear.cases import FORMATS
+from pallas_kernels.linear.cases import FORMATS, RARE
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention
 from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape
 from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
@@ -25,6 +26,7 @@ from pallas_kernels.trials.matmuls import grouped_trials, linear_trials
 from pallas_kernels.trials.segments import segment_trials
 from pallas_kernels.trials.states import state_trials
 from pallas_kernels.trials.trial import Trial, describe, largest_error
+from pallas_kernels.weights import WeightFormat
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -41,9 +43,34 @@ TRIALS: dict[str, Iterator[Trial]] = {
     "recurrent_state.causal_conv": state_trials(CausalConv(ConvShape(32, 4, BF16), "cpu")),
     "segment_attention": segment_trials(SegmentAttention("cpu"), SegmentShape(2, 16, F32)),
     "linear": linear_trials(Linear("cpu"), MATMUL._replace(format=None)),
-    "linear of int4/32": linear_trials(Linear("cpu"), MATMUL, is_packed=True),
+    "linear of int4/32+offset8": linear_trials(Linear("cpu"), MATMUL, is_packed=True),
     "grouped_matmul": grouped_trials(GroupedMatmul("cpu"), EXPERTS),
 }
+
+
+def test_formats_that_differ_have_trials_of_their_own() -> None:
+    group = WeightFormat(4, 32, factor_group=256)
+    changes: list[dict[str, Any]] = [
+        {},
+        {"bits": 3},
+        {"group": 64},
+        {"values": "e2m1"},
+        {"offset": 8},
+        {"scale_dtype": "bfloat16"},
+        {"has_mins": True},
+        {"zero_dtype": "uint8"},
+        {"zero_dtype": "float16"},
+        {"factor_group": None},
+        {"factor_group": 128},
+        {"factor_dtype": "float32"},
+        {"is_ordered": True},
+    ]
+    assert {name for change in changes for name in change} == {field.name for field in fields(WeightFormat)}
+    formats = {*(replace(group, **change) for change in changes), *FORMATS.values(), *RARE.values()}
+    shapes = [MATMUL._replace(format=form) for form in formats]
+    assert len({next(linear_trials(Linear("cpu"), shape))[:4] for shape in shapes}) == len(formats)
+    experts = [EXPERTS._replace(format=form) for form in formats]
+    assert len({next(grouped_trials(GroupedMatmul("cpu"), shape))[:4] for shape in experts}) == len(formats)
 
 
 @pytest.mark.parametrize("op", TRIALS)
@@ -80,6 +107,7 @@ def test_errors_are_parts_of_a_row() -> None:
 
 def test_shapes_for_people() -> None:
     assert describe(EXPERTS) == (
-        "num_experts 10, num_outputs 64, num_inputs 64, dtype float32, format int8, out_dtype float32, activation silu"
+        "num_experts 10, num_outputs 64, num_inputs 64, dtype float32, format int8+scales:float32, out_dtype float32, "
+        "activation silu"
     )
     assert describe(PAGED.shape).startswith("num_heads 4, num_kv_heads 2, head_dim 32, block_size 16, dtype bfloat16")
