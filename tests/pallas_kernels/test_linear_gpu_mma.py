@@ -107,7 +107,7 @@ def test_a_thread_has_the_words_of_its_group(side_by_side: int) -> None:
         np.testing.assert_array_equal(rows, expected)
 
 
-@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
 def test_fragments_are_what_threads_hold_of_the_right_operand(rows: int) -> None:
     x = np.arange(rows * 32).reshape(rows, 32)
     fragments = np.asarray(as_fragments(jnp.asarray(x), rows, 32))[0, 0]

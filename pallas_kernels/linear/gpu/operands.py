@@ -44,8 +44,8 @@ def in_kernel_order(x_ti: Array, form: WeightFormat, side_by_side: int = 1, *, o
         padded = jnp.concatenate([before, jnp.zeros((num_rows, lacking), x_ti.dtype), after], axis=1)
     else:
         padded = jnp.pad(x_ti, ((0, 0), (0, lacking)))
-    # Axes: rows, pieces, tiles in two axes with the words between, half of the word's codes, planes, register, half of
-    # the register.
+    # Axes: rows, pieces, tiles in two axes with the words between, the half of a word's codes, which is that of a
+    # register, planes, registers.
     tiles = DEPTH // 4 // side_by_side
     by_code = padded.reshape(num_rows, -1, tiles, 4, side_by_side, 2, per_word // 4, 2)
     ordered = by_code.transpose(0, 1, 2, 4, 6, 7, 3, 5).reshape(num_rows, -1, piece(form))
@@ -58,10 +58,13 @@ def _sums(x_ti: Array, form: WeightFormat) -> Array:
     """Return sums over the groups of each piece, [t, pieces, 16].
 
     A group's thread has the sum as three bfloat16 numbers, for its min, and the first once more, for what the min
-    lacks.
+    lacks. Halves are added, so the order is the same for any number of rows; that of a reduction of XLA need not be.
     """
     length = min(form.group or piece(form), piece(form))
-    sums = x_ti.astype(jnp.float32).reshape(len(x_ti), -1, piece(form) // length, length).sum(axis=-1)
+    sums = x_ti.astype(jnp.float32).reshape(len(x_ti), -1, piece(form) // length, length)
+    while sums.shape[-1] > 1:
+        sums = jnp.add(*jnp.split(sums, 2, axis=-1))
+    sums = sums[..., 0]
     parts = []
     for _ in range(3):
         # XLA would remove a conversion back and forth.
