@@ -141,8 +141,8 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
             shape = CASES[name].shape(block, dtype=getattr(jnp, args.dtype), kv_dtype=getattr(jnp, kv))
             op, reason = pick(shape, "gpu", architecture=target.architecture)
             if reason:
-                print(f"{name} runs in plain XLA: {reason}", flush=True)
-                break
+                print(f"{name}, {kernel}, {kv}, blocks of {block}, runs in plain XLA: {reason}", flush=True)
+                continue
             names = {"case": name, "kernel": kernel, "kv": kv, "block": block}
             yield names, partial(compile_kernel, CASES[name], KERNELS[kernel], op, target)
 

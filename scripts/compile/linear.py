@@ -38,7 +38,8 @@ MATRICES = ("4096x4096", "5120x25600")
 """Outputs by inputs; the second is the down projection of Qwen3-32B."""
 NUM_LAYERS = 2
 NOTHING_MADE = (
-    "parameter", "bitcast", "get-tuple-element", "custom-call", "copy-start", "copy-done", "slice-start", "slice-done",
+    "parameter", "bitcast", "tuple", "get-tuple-element", "custom-call", "copy-start", "copy-done", "slice-start",
+    "slice-done",
 )  # fmt: skip
 """XLA brings arguments into a TPU's VMEM ahead, with copies and slices."""
 KERNEL = "quantized_linear"
@@ -142,16 +143,18 @@ def held_wide(text: str, num_weights: int) -> list[str]:
 
     They have as many numbers as a layer's weights, and are not the program's arguments.
     """
-    entry = text[text.index("\nENTRY ") :]
-    arrays = []
-    for line in entry.splitlines():
+    arrays = [made for made in made_arrays(text) if math.prod(made[2]) >= num_weights]
+    return [f"{kind} {dtype}[{','.join(map(str, dims))}]" for kind, dtype, dims in arrays]
+
+
+def made_arrays(text: str) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Yield the arrays that a compiled program makes outside of fusions: the operation's kind, the dtype and sizes."""
+    for line in text[text.index("\nENTRY ") :].splitlines():
         made = re.match(r"\s+(?:ROOT )?%\S+ = (.*?) ([a-z-]+)\(", line)
         if made is None or made[2] in NOTHING_MADE:
             continue
         for dtype, dims in re.findall(r"([a-z]+\d+\w*)\[([\d,]+)\]", made[1]):
-            if math.prod(map(int, dims.split(","))) >= num_weights:
-                arrays.append(f"{made[2]} {dtype}[{dims}]")
-    return arrays
+            yield made[2], dtype, tuple(map(int, dims.split(",")))
 
 
 def held_bytes(form: WeightFormat, num_inputs: int) -> float:

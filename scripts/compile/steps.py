@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -45,6 +44,7 @@ from compile.compiled_step import (
     shard_shape,
 )
 from compile.gpu_compiler import captured_output, read_ptxas
+from compile.linear import made_arrays
 from compile.program import GRAPHS_JAX
 from compile.start import compile_start
 from compile.target import Target
@@ -329,13 +329,13 @@ def rows_that_widen(model: Model) -> int:
 
 
 def find_widened(hlo: str, model: Model) -> list[str]:
-    """Return the arrays in memory, outside of fusions, that have the numbers of a quantized matrix in 16 or 32 bits."""
+    """Return the arrays that a program makes in memory and that are a quantized matrix in 16 or 32 bits, or a stack."""
     matrices = {(x.num_outputs, x.num_inputs) for x in linear_shapes(model.specs) if x.format is not None}
     wide = []
-    for dtype, dims in re.findall(r"= (bf16|f16|f32)\[(?:1,)?([\d,]+)\]", hlo[hlo.index("\nENTRY ") :]):
-        first, *rest = map(int, dims.split(","))
-        if (first, math.prod(rest)) in matrices:
-            wide.append(f"{dtype}[{dims}]")
+    for kind, dtype, dims in made_arrays(hlo):
+        sizes = [(axes[0], math.prod(axes[1:])) for axes in (dims, dims[1:]) if axes]
+        if dtype in ("bf16", "f16", "f32") and matrices.intersection(sizes):
+            wide.append(f"{kind} {dtype}{list(dims)}")
     return wide
 
 
