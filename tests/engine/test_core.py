@@ -10,6 +10,7 @@ import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError
+from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -25,13 +26,14 @@ class FakeRunner:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.fail_at: int | None = None
-        self.fail_to_launch = False
+        self.failure: BaseException | None = None
+        """What `run` raises."""
         self.masks: list[object] = []
 
     def run(self, plan: StepPlan, masks: Sequence[object]) -> FakeStep:
         assert len(masks) == len(plan.chunks)
-        if self.fail_to_launch:
-            raise RuntimeError("no launch")
+        if self.failure is not None:
+            raise self.failure
         self.masks += masks
         self.events.append(f"launch {plan.step_id}")
         return FakeStep(self, plan)
@@ -245,14 +247,48 @@ def test_a_reset_of_running_requests_takes_both_steps_in_flight() -> None:
     assert run_all(core) == {"a": [1, 2, 3, 4, 5]}
 
 
-def test_a_failure_to_launch_ahead_ends_the_requests() -> None:
+def test_a_failure_to_launch_ahead_comes_after_the_outputs_of_the_step_before() -> None:
+    core, runner, scheduler = make_core()
+    client = InprocClient(core)
+    add(core, "short", max_tokens=3)
+    add(core, "long", max_tokens=20)
+    steps = [client.step(wait=True) for _ in range(3)]
+    assert [len(step.outputs) for step in steps if step is not None] == [0, 1, 2]
+    runner.failure = RuntimeError("no launch")
+    step = client.step(wait=True)
+    assert step is not None
+    assert {output.request_id: output.finish_reason for output in step.outputs} == {"short": "length", "long": None}
+    with pytest.raises(RuntimeError, match="no launch"):
+        client.step(wait=True)
+    runner.failure = None
+    step = client.step(wait=True)
+    assert step is not None
+    assert [(output.request_id, output.finish_reason) for output in step.outputs] == [("long", "error")]
+    scheduler.check()
+    assert client.step(wait=True) is None
+    add(core, "next")
+    assert run_all(core) == {"next": [6, 7, 8]}, "step 4 never ran"
+
+
+def test_an_interrupted_launch_ahead_is_raised_at_once() -> None:
     core, runner, _ = make_core()
     add(core, "a", max_tokens=20)
     core.step()
-    runner.fail_to_launch = True
-    with pytest.raises(RuntimeError, match="no launch"):
+    runner.failure = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
         core.launch_ahead()
-    runner.fail_to_launch = False
+    runner.failure = None
+    assert [output.finish_reason for output in core.step().outputs] == ["error"]
+    assert not core.has_unfinished_requests()
+
+
+def test_a_shutdown_forgets_a_failure_to_launch_ahead() -> None:
+    core, runner, _ = make_core()
+    add(core, "a", max_tokens=20)
+    core.step()
+    runner.failure = RuntimeError("no launch")
+    core.launch_ahead()
+    core.shutdown()
     assert [output.finish_reason for output in core.step().outputs] == ["error"]
     assert not core.has_unfinished_requests()
 

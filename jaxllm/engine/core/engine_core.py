@@ -71,6 +71,8 @@ class EngineCore(HoldsAdapters):
         self._in_flight: Running | None = None
         self._ahead: Running | None = None
         """The step launched after that in flight, by `launch_ahead`."""
+        self._failure: Exception | None = None
+        """Why `launch_ahead` failed, for the next `step` to raise."""
         self._step_seconds = 0.0
         """The time that the last step took from its launch, or from the end of the one before it, to its result."""
         self._num_untimed = 0
@@ -129,13 +131,16 @@ class EngineCore(HoldsAdapters):
 
     def has_unfinished_requests(self) -> bool:
         """Return whether `step` has something to do or to report."""
-        return bool(self._live or self._in_flight is not None or self._reports)
+        return bool(self._live or self._in_flight is not None or self._reports or self._failure is not None)
 
     def step(self) -> EngineCoreOutputs:
         """Send the next step to the device, then wait for the one before and return what it did.
 
         If a step fails, the error is raised and all requests end with it; the engine itself goes on if the device does.
         """
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         self._profiler.before_step()
         try:
             with self._hosts.guard():
@@ -177,7 +182,8 @@ class EngineCore(HoldsAdapters):
     def launch_ahead(self) -> None:
         """Send the step after the one in flight, for a caller that has work to do before it calls `step` again.
 
-        It does nothing if a step has to wait for the one before it. If it fails, all requests end, as in `step`.
+        It does nothing if a step has to wait for the one before it. If it fails, all requests end as in `step`; the
+        error is left to the next `step`, since the caller has outputs to handle.
         """
         if not self._overlap or self._in_flight is None or self._scheduler.waits_for_commit() or self._masks.late():
             return
@@ -186,7 +192,9 @@ class EngineCore(HoldsAdapters):
                 self._ahead = self._launch(self._in_flight)
         except BaseException as error:
             self._begin_anew(error)
-            raise
+            if not isinstance(error, Exception):
+                raise
+            self._failure = error
 
     def stats(self) -> SchedulerStats:
         """Return the scheduler's statistics."""
@@ -268,7 +276,7 @@ class EngineCore(HoldsAdapters):
             self._runner.begin_shutdown()
             if self._adapters is not None:
                 self._adapters.close()
-            self._runner = self._in_flight = self._ahead = None
+            self._runner = self._in_flight = self._ahead = self._failure = None
             self._abandon(RequestError("internal", "The engine was shut down."))
             self._hosts.close()
             give_back()
