@@ -12,12 +12,12 @@ reads n - 1 positions. What it computes for guesses, without features, is comput
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.kv_cache_manager import BlockTable, KVCacheManager
+from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.speculation.drafter import DraftModelLimits
@@ -38,6 +38,15 @@ type _Wanted = tuple[Request, Chunk, int]
 """A request, its chunk in the first step, and the number of guesses that are wanted after it."""
 
 
+@dataclass(slots=True)
+class _Shared:
+    """What the chunks of a request have in common, which a runner recognizes by identity."""
+
+    owner: Owner
+    block_ids: GroupBlocks = ()
+    """The blocks of the last chunk."""
+
+
 class DraftSteps:
     """Plan the steps of a draft model, and track how far it has read each request."""
 
@@ -45,6 +54,8 @@ class DraftSteps:
         self._limits, self._cache = limits, cache
         self._read: dict[int, bytes] = {}
         """The hash of the full block that the draft model has read into each block id."""
+        self._shared: dict[Request, _Shared] = {}
+        """By request, from its first chunk until it ends."""
 
     def plan(self, wanted: Sequence[tuple[Request, int]]) -> DraftPlan | None:
         """Plan the steps that make the wanted numbers of guesses, one or more each; None if there are none.
@@ -83,6 +94,14 @@ class DraftSteps:
         """Mark guesses of a request as unread again: its certain tokens are those before its last one."""
         table = self._cache.tables[request.request_id]
         table.num_drafted_tokens = min(table.num_drafted_tokens, request.num_tokens - 1)
+
+    def end(self, request: Request) -> None:
+        """Forget what the chunks of a request that has ended had in common."""
+        self._shared.pop(request, None)
+
+    def check(self, requests: Collection[Request]) -> None:
+        """Assert that nothing is kept but of these requests."""
+        assert self._shared.keys() <= set(requests), "chunks of an ended request are kept"
 
     def _known(self, token_ids: array[int]) -> array[int]:
         """Return the leading tokens that are in the model's vocabulary."""
@@ -149,20 +168,18 @@ class DraftSteps:
         previous_row: int | None = None,
     ) -> Chunk:
         num_blocks = -(-(start + len(token_ids)) // self._cache.block_size)
-        # The same seed at the same position draws the same noise: if the two models agree on the probabilities, they
-        # draw the same token.
-        owner = Owner(
-            request_id=request.request_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            params=_at_temperature(request.params.temperature),
-            seed=request.source.seed,
-        )
+        shared = self._shared.get(request)
+        if shared is None:
+            shared = self._shared[request] = _Shared(_owner(request))
+        block_ids = (self._block_ids(table)[:num_blocks],) * self._limits.num_groups
+        if shared.block_ids != block_ids:
+            shared.block_ids = block_ids
         return Chunk(
-            owner=owner,
+            owner=shared.owner,
             start=start,
             token_ids=token_ids,
             previous_row=previous_row,
-            block_ids=(self._block_ids(table)[:num_blocks],) * self._limits.num_groups,
+            block_ids=shared.block_ids,
             samples=samples,
             num_output_tokens=0,
         )
@@ -199,3 +216,15 @@ class DraftSteps:
 def _at_temperature(temperature: float) -> SamplingParams:
     """Return params with only a temperature, which the plain program supports."""
     return SamplingParams(temperature=temperature)
+
+
+def _owner(request: Request) -> Owner:
+    """Return what the draft model samples a request's guesses with."""
+    # The same seed at the same position draws the same noise: if the two models agree on the probabilities, they draw
+    # the same token.
+    return Owner(
+        request_id=request.request_id,
+        num_prompt_tokens=request.num_prompt_tokens,
+        params=_at_temperature(request.params.temperature),
+        seed=request.source.seed,
+    )

@@ -176,6 +176,8 @@ class Speculation:
 
     def end(self, request: Request) -> None:
         """Drop the guesses about a request that has ended, and learn from it if its answer is whole."""
+        if self._steps is not None:
+            self._steps.end(request)
         guesses = self._guesses.pop(request, None)
         if guesses is None or request.finish_reason in ("abort", "error"):
             return
@@ -243,3 +245,5 @@ class Speculation:
     def check(self, requests: Collection[Request]) -> None:
         """Assert that all guesses are about one of these requests."""
         assert self._guesses.keys() <= set(requests), "guesses about an ended request are kept"
+        if self._steps is not None:
+            self._steps.check(requests)

@@ -7,6 +7,7 @@ has a shift of 1: what it has of a position is a digest of the tokens after the 
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from collections.abc import Sequence
@@ -205,6 +206,27 @@ def test_nobody_waits_for_guesses_with_an_unread_prompt():
         simulation.step()
     assert simulation.scheduler.plan_guesses() is not None
     simulation.run()
+
+
+def test_chunks_of_a_request_share_what_has_not_changed():
+    """A runner writes settings and blocks anew only for others than it has."""
+    simulation = Drafting(drafting(max_num_seqs=2, max_rows=16), wrong=0.0)
+    for name in "ab":
+        simulation.add(make_request(name, 4, max_tokens=40))
+    chunks: list[Chunk] = []
+    run = simulation.draft.run
+    simulation.draft.run = lambda plan: (
+        chunks.extend(chunk for step in plan.steps for chunk in step.chunks),
+        run(plan),
+    )[1]
+    simulation.run()
+    for name in "ab":
+        of_request = [chunk for chunk in chunks if chunk.request_id == name]
+        assert len(of_request) > 20
+        assert len({id(chunk.owner) for chunk in of_request}) == 1
+        pairs = list(itertools.pairwise(chunk.block_ids for chunk in of_request))
+        assert all((one is other) == (one == other) for one, other in pairs)
+        assert {one is other for one, other in pairs} == {True, False}
 
 
 def test_a_long_prompt_is_read_in_several_steps():
