@@ -1,0 +1,138 @@
+"""What is kept of rows from step to step is what packing each step from scratch gives.
+
+The plans are a scheduler's: requests come, grow, are preempted and admitted again, give blocks back and end, and there
+are more of them than slots.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from jaxllm.core_messages import EngineCoreRequest
+from jaxllm.execution.batch import build
+from jaxllm.execution.kept_rows import KeptRows
+from jaxllm.execution.packing import BatchShape, Bucket
+from jaxllm.execution.rows import least_sampling
+from jaxllm.pooling_params import PoolingParams
+from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
+from jaxllm.scheduling.plan import Owner, StepKind, StepPlan
+from tests.execution.test_batch import make_chunk
+from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config
+from tests.scheduling.test_simulation import TINY, workload
+
+WINDOW = GroupConfig(num_blocks=17, window=9)
+
+
+class Counted(KeptRows):
+    """Rows that count how often they are written, and how often slots are given up for others."""
+
+    num_taken = num_settings = num_blocks = num_overflows = 0
+
+    def take(self, chunks: Any) -> Any:
+        self.num_taken += len(chunks)
+        before = self._slots
+        taken = super().take(chunks)
+        self.num_overflows += self._slots is not before
+        return taken
+
+    def _write_settings(self, slot: int, owner: Owner) -> None:
+        self.num_settings += 1
+        super()._write_settings(slot, owner)
+
+    def _write_blocks(self, slot: int, block_ids: Any) -> None:
+        self.num_blocks += 1
+        super()._write_blocks(slot, block_ids)
+
+
+class Packed(Simulation):
+    """Pack each step with what is kept, and from scratch."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        super().__init__(config)
+        num_groups = len(config.groups)
+        bucket = Bucket(config.max_num_batched_tokens, config.num_rows)
+        self.shape = BatchShape(
+            bucket, config.max_model_len // config.block_size, (4,) * num_groups, (None,) * num_groups, 1
+        )
+        self.kept = self.make_kept()
+
+    def make_kept(self) -> Counted:
+        return Counted(self.config.max_num_seqs, len(self.config.groups), self.shape.max_blocks)
+
+    def plan(self) -> StepPlan | None:
+        plan = super().plan()
+        if plan is not None:
+            rows, from_scratch = (self._pack(plan, kept) for kept in (self.kept, self.make_kept()))
+            for array, expected in zip(rows, from_scratch, strict=True):
+                np.testing.assert_array_equal(array, expected)
+        return plan
+
+    def _pack(self, plan: StepPlan, kept: KeptRows) -> list[Any]:
+        settings, masks = kept.take(plan.chunks), [None] * plan.num_rows
+        inputs = build(plan, self.shape, self.config.block_size, VOCAB_SIZE, masks, settings)
+        rare = [np.zeros(0) if field is None else field for field in inputs.rare]
+        own = [table[settings.slots_s] for table in settings.tables]
+        least = [] if plan.kind is not StepKind.SAMPLE else [np.array(least_sampling(plan, settings, masks).value)]
+        return [inputs.ints, inputs.floats, *rare, *own, *settings[2:], *least]
+
+
+def varied(seed: int) -> list[EngineCoreRequest]:
+    """Return requests that differ in all that a row keeps."""
+    rng = random.Random(seed)
+    requests: list[EngineCoreRequest] = []
+    for request in workload(seed, 30):
+        params = msgspec.structs.replace(
+            request.sampling_params,
+            temperature=rng.choice([0.0, 0.5, 1.0]),
+            top_k=rng.choice([0, 3, 9]),
+            top_p=rng.choice([1.0, 0.5]),
+            min_p=rng.choice([0.0, 0.25]),
+            presence_penalty=rng.choice([0.0, 0.0, 1.5]),
+            frequency_penalty=rng.choice([0.0, 0.0, 0.5]),
+            logprobs=rng.choice([None, None, 2]),
+            logit_bias=rng.choice([None, None, {3: 2.0}]),
+        )
+        adapter = rng.choice([None, 1, 2, 3]) if request.fork_of is None else None
+        salt = request.cache_salt if adapter is None else f"adapter {adapter}"
+        changed = msgspec.structs.replace(request, sampling_params=params, seed=rng.randrange(2**64))
+        donors = {each.request_id: each for each in requests}
+        if request.fork_of is not None:
+            donor = donors[request.fork_of]
+            adapter, salt = donor.adapter, donor.cache_salt
+        elif rng.random() < 0.1:
+            changed = msgspec.structs.replace(changed, pooling_params=PoolingParams(task="embed"), keeps_blocks=False)
+        requests.append(msgspec.structs.replace(changed, adapter=adapter, cache_salt=salt))
+    return requests
+
+
+@pytest.mark.parametrize(("others", "overlap"), [([], 1), ([WINDOW], 0)], ids=["one group", "a window"])
+def test_rows_are_as_if_packed_from_scratch(others: list[GroupConfig], overlap: int) -> None:
+    simulation = Packed(make_config(**TINY, others=others, num_adapter_slots=2))
+    simulation.run_arriving(varied(0), 0, overlap)
+    kept = simulation.kept
+    assert simulation.scheduler.stats().num_steps > 200
+    assert simulation.scheduler.stats().num_preemptions >= 5
+    assert kept.num_overflows >= 2
+    assert 2 * kept.num_settings < kept.num_blocks < kept.num_taken, "it keeps little"
+
+
+def test_no_slot_has_two_requests() -> None:
+    """Some requests stay on, others come and go: more of them at once than rows, and more over time than slots."""
+    rng, kept, num_new = random.Random(0), Counted(4, 1, 6), 0
+    chunks = [make_chunk(str(row), 0, [1], [1 + row], seed=row) for row in range(6)]
+    for _ in range(200):
+        row = rng.randrange(1, 6)  # the first one stays
+        num_new += 1
+        chunks[row] = make_chunk("new", 0, [1], [1 + row, num_new], seed=10 + num_new)
+        some = [chunks[0], *rng.sample(chunks[1:], 3)]
+        settings, expected = kept.take(some), KeptRows(4, 1, 6).take(some)
+        np.testing.assert_array_equal(settings.tables[0][settings.slots_s], expected.tables[0][expected.slots_s])
+        for values, others in zip(settings[2:], expected[2:], strict=True):
+            np.testing.assert_array_equal(values, others)
+    assert kept.num_overflows >= 20
+    assert kept.num_settings < num_new + 100
