@@ -157,7 +157,10 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
         listener = stack.enter_context(contextlib.closing(bind(server_args)))
         stack.enter_context(_unlinked(server_args.uds))
         if has_several:
-            configure_log(args.log_config_file) if args.log_config_file is not None else show_log()
+            if args.log_config_file is not None:
+                configure_log(args.log_config_file)
+            else:
+                show_log()
             _warn_if_open(server_args, [listener])
             await run_front_ends(args, server_args, listener)
             return

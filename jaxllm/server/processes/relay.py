@@ -19,7 +19,7 @@ from jaxllm.server.processes.front_process import FrontProcess
 class _Sequence:
     """A sequence that has not ended, and its front end."""
 
-    __slots__ = ("front", "num_prompt_tokens", "request_id")
+    __slots__ = ("front", "num_prompt_tokens")
 
     def __init__(self, front: FrontProcess, request: EngineCoreRequest) -> None:
         self.front = front
