@@ -227,13 +227,16 @@ class StepBuilder:
     def add_drafts(self, drafts_of: Callable[[Request, Chunk, int], tuple[array[int], GroupBlocks]]) -> None:
         """Give the chunks of one token the drafts that `drafts_of` returns for them, with the blocks for these.
 
-        Its last argument is the most drafts that a chunk may have: they take what all chunks have left of the step.
+        Its last argument is the most drafts that a chunk may have: they take what all chunks have left of the step, and
+        beside prompts what these leave of their tokens.
         """
         decodes, self._decodes = self._decodes, []
+        has_prompts = self.num_prompt_tokens < self._most_prompt_tokens
+        num_left = self.num_prompt_tokens if has_prompts else self.num_tokens
         for index, (request, chunk) in enumerate(decodes):
             num_others = len(self._decodes) + len(decodes) - index - 1
             rows = (self._row_room - self._aligned(num_others)) // self._alignment * self._alignment
-            at_most = min(self.num_tokens, self.num_rows, rows - 1)
+            at_most = min(num_left, self.num_tokens, self.num_rows, rows - 1)
             at_most = min([at_most, *(size - chunk.start % size - 1 for size in self._attention_chunks)])
             drafts, block_ids = drafts_of(request, chunk, at_most) if at_most > 0 else (NO_IDS, chunk.block_ids)
             if not drafts:
@@ -250,6 +253,7 @@ class StepBuilder:
             self._longer.append((request, longer))
             self._row_room -= self._aligned(1 + num_drafts)
             self.num_tokens -= num_drafts
+            num_left -= num_drafts
             self.num_rows -= num_drafts
 
     def copy(self, group: int, source: int, target: int) -> None:

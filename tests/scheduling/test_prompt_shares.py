@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from statistics import quantiles
 
+import msgspec
 import pytest
 
 from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import SchedulerConfig, StepTarget
-from jaxllm.scheduling.plan import StepPlan, StepResult
+from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 from jaxllm.scheduling.prompts.shares import PromptShares
 from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
+from tests.scheduling.pictures import PICTURES, make_prompt
 from tests.scheduling.simulation import Simulation, make_config, make_request
 
 type Device = Callable[[int], float]
@@ -204,14 +206,33 @@ def test_a_head_without_seats_holds_up_no_prompt_that_is_read():
         if step == 1:
             scheduler.add_request(make_request("seatless", 1000, num_seats=4))
             scheduler.add_request(make_request("read", 500, max_tokens=2))
-        for place in range(2 * (step > 1)):
-            scheduler.add_request(make_request(f"short {step} {place}", 60, max_tokens=2))
+        for number in range(2 * (step > 1)):
+            scheduler.add_request(make_request(f"short {step} {number}", 60, max_tokens=2))
         plan = scheduler.plan()
         assert plan is not None
         plans.append(plan)
         tokens = [[5] for _ in plan.chunks]
         scheduler.commit(plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens)))
     assert sum(len(c.token_ids) for plan in plans for c in plan.chunks if c.request_id == "seatless") > 100
+
+
+def test_streams_take_nothing_of_a_step_that_pools():
+    scheduler = Scheduler(config(short_prompts_pass=True, max_num_seqs=300))
+
+    def step() -> StepPlan:
+        plan = scheduler.plan()
+        assert plan is not None
+        tokens = [[5] for _ in plan.chunks]
+        scheduler.commit(plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens), [None] * len(tokens)))
+        return plan
+
+    for _, request in streams(256, 50, prompt=1):
+        scheduler.add_request(request)
+    step()
+    for number in range(2):
+        scheduler.add_request(make_request(f"pooled {number}", 1000, task="embed"))
+    plan = max((step() for _ in range(2)), key=lambda plan: plan.kind is StepKind.POOL)
+    assert [len(chunk.token_ids) for chunk in plan.chunks] == [512]
 
 
 @pytest.mark.parametrize("seed", range(12, 18))
@@ -231,3 +252,19 @@ def test_prompts_of_many_seats_and_with_cached_beginnings_come_to_their_end(seed
         simulation.check()
     simulation.run(seed % 3)
     assert simulation.scheduler.stats().prefix_cache_hits
+
+
+def test_only_the_times_of_steps_without_other_work_are_learned():
+    simulation = Simulation(make_config(num_media_rows=64, num_adapter_slots=1))
+    prompt, media = make_prompt([[1, 2], PICTURES[0], [3]], has_rope=False)
+    requests = [
+        make_request("pooled", 16, task="embed"),
+        make_request("seeing", prompt, media=media, max_tokens=1),
+        msgspec.structs.replace(make_request("adapted", 16, max_tokens=1, salt="adapter"), adapter=7),
+        make_request("plain", 16, max_tokens=1),
+    ]
+    for request in requests:
+        simulation.add(request)
+        assert simulation.run() == 1
+        is_learned = simulation.scheduler._times.seconds(16) is not None
+        assert is_learned == (request.request_id == "plain")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxllm.config.speculative import SpeculativeConfig
-from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.config import SchedulerConfig, StepTarget
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
 from tests.scheduling.test_simulation import CHANGES, SIGHTS, TINY, with_pictures, workload
@@ -167,6 +167,27 @@ def test_drafts_take_what_prompts_leave():
     assert drafts["a"] > 1
     simulation.commit()
     simulation.run()
+
+
+def test_drafts_beside_prompts_keep_the_goal_of_streams():
+    """Prompts and drafts together take what the goal leaves them; drafts alone take what they like."""
+    simulation = Speculating(speculating(step_target=StepTarget(0.0265), max_rows=40), wrong=0.0)
+    for name in "abcd":
+        simulation.add(make_request(name, 4, max_tokens=58))
+    for _ in range(3):
+        simulation.step()
+    simulation.add(make_request("late", 60, max_tokens=4))
+    sizes, num_alone = list[int](), 0
+    while simulation.live:
+        is_read = bool(simulation.scheduler._reading or len(simulation.scheduler._waiting))
+        plan = simulation.plan()
+        assert plan is not None
+        sizes += [plan.num_tokens] if is_read else []
+        num_alone += plan.num_tokens - len(plan.chunks) if not is_read else 0
+        simulation.commit()
+    assert len(sizes) >= 3
+    assert max(sizes) <= 24  # of 1 ms each, after the first 2
+    assert num_alone
 
 
 def test_drafts_stop_short_of_the_end():

@@ -43,7 +43,27 @@ def test_one_slow_step_changes_nothing():
     times = StepTimes()
     for seconds in (1.0, 1.1, 60.0, 0.9):
         times.record(32, seconds)
-    assert times.seconds(32) == 1.05
+    assert times.seconds(32) == 1.0
+
+
+def test_one_slow_step_of_a_new_size_changes_nothing():
+    times = StepTimes()
+    for num_tokens in (8, 64, 128, 512):
+        times.record(num_tokens, num_tokens / 1000)
+    times.record(40, 2.0)
+    assert (times.seconds(40), times.seconds(128)) == (0.04, 0.128)
+    assert times.most_tokens(0.07, 16, 512) == 64
+    times.record(40, 2.0)
+    assert times.seconds(40) == 2.0
+    times.record(48, 0.05)
+    assert times.seconds(40) == 0.05
+
+
+def test_a_slow_second_step_of_a_size_changes_nothing():
+    times = StepTimes()
+    times.record(32, 1.0)
+    times.record(32, 60.0)
+    assert times.seconds(32) == 1.0
 
 
 def test_newer_measurements_of_other_sizes_count():

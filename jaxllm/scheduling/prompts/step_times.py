@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 _NUM_KEPT = 9
 """The measurements of a size that count: few, since a step's time changes as contexts grow."""
@@ -13,6 +13,9 @@ _MOST_STEPS = 256
 """The steps after which a measurement is forgotten."""
 _MUCH_FASTER = 0.7
 """A step in this share of its size's time shows that contexts are shorter now."""
+_MUCH_SLOWER = 2.0
+"""A size's first step that takes this many times as long as expected may be a hiccup: it counts if the next does too.
+"""
 
 
 @dataclass(slots=True)
@@ -20,7 +23,7 @@ class _Size:
     """The measurements of steps of one size."""
 
     seconds: float = 0.0
-    """The median of the latest times."""
+    """The median of the latest times, the lower one of two."""
     measured: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_KEPT))
     step: int = 0
     """The number of the last step of this size."""
@@ -36,18 +39,25 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._sizes: dict[int, _Size] = {}
+        self._doubted: set[int] = set()
+        """The sizes without measurements whose last step took much longer than expected."""
         self._num_steps = 0
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """Take in that a step of `num_tokens` tokens took `seconds` seconds."""
         size = round_size(num_tokens)
         self._num_steps += 1
+        expected = None if size in self._sizes or size in self._doubted else self.seconds(num_tokens)
+        if expected is not None and seconds > _MUCH_SLOWER * expected:
+            self._doubted.add(size)
+            return
+        self._doubted.discard(size)
         times = self._sizes.setdefault(size, _Size())
         if seconds < _MUCH_FASTER * times.seconds:
             self._sizes = {other: kept for other, kept in self._sizes.items() if other < size}
             times = self._sizes[size] = _Size()
         times.measured.append(seconds)
-        times.seconds, times.step = median(times.measured), self._num_steps
+        times.seconds, times.step = median_low(times.measured), self._num_steps
 
     def seconds(self, num_tokens: int) -> float | None:
         """Return the seconds that a step of `num_tokens` tokens is expected to take; None if nothing is known."""
