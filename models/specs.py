@@ -264,6 +264,19 @@ class ModelSpecs:
         )
         """The parameters of the vision tower; None in a model without one. They are not rounded."""
 
+    def borrowing(self, lent: Mapping[str, ParamSpec]) -> ModelSpecs:
+        """Return the specs of a draft head to which `lent` are lent."""
+        return ModelSpecs(
+            self.config,
+            self.dtype,
+            self.loop,
+            quantization=self.quantization,
+            formats=self.formats,
+            tensor_names=self._tensor_names,
+            lent=lent,
+            family=self.family,
+        )
+
     @property
     def facts(self) -> tuple[Any, ...]:
         """Return all that the specs depend on."""

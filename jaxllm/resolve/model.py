@@ -40,16 +40,7 @@ def checked_draft(
     """
     try:
         alone = draft.ops.specs
-        borrowing = ModelSpecs(
-            alone.config,
-            alone.dtype,
-            alone.loop,
-            quantization=alone.quantization,
-            formats=alone.formats,
-            tensor_names=draft.checkpoint.tensors,
-            lent=_lent_to(alone, config, draft, specs),
-        )
-        model = _make_model(draft, borrowing)
+        model = _make_model(draft, alone.borrowing(_lent_to(alone, config, draft, specs)))
         return model, _checked(draft, model.specs)
     except VLLMValidationError as error:
         raise refused_draft(draft.args.model, error) from error
