@@ -20,7 +20,8 @@ _BLOCKS = 256
 _LEAST_PIECES, _FIRST_PIECES = 8, 2
 """The fewest pieces of a part of a sum, and those in whose time it fills its ring and is written and read."""
 _STAGE_BYTES = 48 * 1024
-"""The shared memory of a thread block: half of what the smallest of these GPUs has for each multiprocessor."""
+"""The shared memory of a thread block that has more than the fewest stages: half of what the smallest of these GPUs has
+for each multiprocessor. With the fewest, wide tiles of 64 rows with mins take more."""
 _STAGES = (2, 4)
 """The fewest and the most pieces that the ring holds."""
 

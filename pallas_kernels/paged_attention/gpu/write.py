@@ -37,7 +37,8 @@ class Writing(NamedTuple):
 
     store: Callable[[Any, Any, Sequence[Array], Array, Array], None]
     """Stores tokens [8, 2 h], which all threads have put into shared memory, in the pool: a function of the tokens, the
-    pool, the tokens' slots, the layer's first row of the pool, and the kv head. Nothing goes to the null block."""
+    pool, the tokens' slots, the layer's first row of the pool, and the kv head. It synchronizes threads itself. Nothing
+    goes to the null block."""
     finish: Callable[[], None]
     """Waits until shared memory has been read."""
     head_rows: int
@@ -128,7 +129,7 @@ def rotate_and_write(
         grid_names=("tokens", "kv_head", "part"),
         kernel_name="kv_write",
         scratch_types={"kv_smem": plgpu.SMEM((TOKENS, 2 * h), kv_pool.kv.dtype)},
-        # Threads read nothing that the kernel writes.
+        # Threads read only what `Writing.store` has synchronized.
         compiler_params=replace(compiler_params(), unsafe_no_auto_barriers=True),
         interpret=interpret_params(interpret),
     )
