@@ -30,9 +30,9 @@ from jaxllm.execution.options import (
     compiler_options,
     compiling_for,
     min_rows,
-    multiplies_packed,
     single_row_pays,
     tracing,
+    widens_rounded_weights,
 )
 from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
@@ -179,7 +179,7 @@ class StepCompiler:
             config.platform,
             model.dtype,
             config.batch_invariant,
-            quantized=multiplies_packed(model),
+            quantized=widens_rounded_weights(model),
             devices=list(mesh.devices.flat),
         )
         most, halves = config.max_num_batched_tokens, config.platform == "gpu"

@@ -48,7 +48,7 @@ CUBLAS_OPTIONS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_
 def compiler_options(
     platform: str, dtype: DTypeLike, batch_invariant: bool, *, quantized: bool = False, devices: Sequence[Device] = ()
 ) -> dict[str, Any]:
-    """Return the compiler options of a step; `quantized` is what `multiplies_packed` returns.
+    """Return the compiler options of a step; `quantized` is what `widens_rounded_weights` returns.
 
     `devices` are those of the mesh; options of GPUs depend on them.
 
@@ -69,7 +69,7 @@ def compiler_options(
     return options
 
 
-def multiplies_packed(model: Model) -> bool:
+def widens_rounded_weights(model: Model) -> bool:
     """Return whether plain XLA multiplies by weights that were rounded when they were loaded, and widens them first."""
     if model.specs.quantization is None:
         return False

@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 
 type _Devices = Sequence[Device] | None
 type _Opened = Checkpoint | None
-type _Verdicts = Mapping[str, str]
+type _Reasons = Mapping[str, str]
 
 
 def resolve(
     args: EngineArguments,
     devices: Sequence[Device] | None = None,
     checkpoint: Checkpoint | None = None,
-    disproved: _Verdicts = MappingProxyType({}),
+    disproved: _Reasons = MappingProxyType({}),
     *,
     usage_context: UsageContext = UsageContext.LLM_CLASS,
 ) -> EngineConfig:
@@ -69,7 +69,7 @@ def resolve(
 
 
 def _settle(
-    args: EngineArguments, devices: _Devices, opened: _Opened, wrong: _Verdicts, use: UsageContext, *, is_draft: bool
+    args: EngineArguments, devices: _Devices, opened: _Opened, disproved: _Reasons, use: UsageContext, *, is_draft: bool
 ) -> EngineConfig:
     """Settle everything but the draft model."""
     from jaxllm.loading.dtype import resolve_dtype
@@ -88,7 +88,7 @@ def _settle(
     mesh, platform, model_config = _resolve_devices(args, devices, resolved.model_config.within(max_model_len))
     _check_processors(logits_processors, model_config.vocab_size, mesh.size)
     limits = resolve_limits(args, platform, mesh.devices.flat[0], max_model_len, resolved, is_online=use.is_online)
-    dtype, picker = resolve_dtype(args.dtype, checkpoint, platform), Picker(mesh, platform, wrong)
+    dtype, picker = resolve_dtype(args.dtype, checkpoint, platform), Picker(mesh, platform, disproved)
     check_attention_chunks(model_config, limits)
     ops = _resolve_ops(args, checkpoint, model_config, dtype, limits["block_size"], picker, is_draft=is_draft)
     return EngineConfig(
@@ -121,7 +121,7 @@ def _settle(
     )
 
 
-def _settle_draft(config: EngineConfig, args: EngineArguments, wrong: _Verdicts) -> EngineConfig:
+def _settle_draft(config: EngineConfig, args: EngineArguments, disproved: _Reasons) -> EngineConfig:
     from jaxllm.loading.open import open_config
 
     try:
@@ -131,7 +131,7 @@ def _settle_draft(config: EngineConfig, args: EngineArguments, wrong: _Verdicts)
             where = {"revision": args.revision, "token": args.hf_token, "download_dir": args.download_dir}
             checkpoint, args = open_config(args.model, **where), dataclasses.replace(args, load_format="dummy")
         devices = list(config.mesh.devices.flat)
-        return _settle(args, devices, checkpoint, wrong, config.usage_context, is_draft=True)
+        return _settle(args, devices, checkpoint, disproved, config.usage_context, is_draft=True)
     except VLLMValidationError as error:
         raise refused_draft(args.model, error) from error
 

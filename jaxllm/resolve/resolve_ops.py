@@ -88,7 +88,8 @@ class Picker:
     def pick(self, module: Any, shape: Any, name: str | None = None, what: str = "") -> Any:
         """Return what an op's module picks for a shape: plain XLA if the op is disproved, unless `name` is another.
 
-        The log says why it is not the platform's own kernels; `what` are the words for what runs there.
+        A platform's other kernels do not take the place of disproved ones: a verdict is on the op. The log says why it
+        is not the platform's own kernels; `what` are the words for what runs there.
         """
         op_name, facts = module.__name__.removeprefix("pallas_kernels."), self.facts
         if module not in _BY_CORES:

@@ -13,7 +13,7 @@ import msgspec
 
 from jaxllm.config.environment import limit_cpu
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.options import compiler_options, multiplies_packed
+from jaxllm.execution.options import compiler_options, widens_rounded_weights
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.model import make_model
 from jaxllm.resolve.resolve_engine import resolve
@@ -62,7 +62,7 @@ def _work(request: Request) -> Iterator[Message]:
         config.platform,
         config.dtype,
         batch_invariant=False,
-        quantized=multiplies_packed(make_model(config)),
+        quantized=widens_rounded_weights(make_model(config)),
         devices=devices[:1],
     )
     for index, trial in enumerate(trials):

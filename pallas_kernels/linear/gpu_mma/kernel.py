@@ -125,19 +125,19 @@ class _Tile(NamedTuple):
     def run(self) -> None:
         """Compute a tile's sums, or a part of them, and store them."""
         part, sizes, form = lax.axis_index("part"), self.sizes, self.widening.form
-        sums = tuple(zeros((OPERAND_ROWS, sizes.rows), _MMA.sum) for _ in self.halves)
+        sums = tuple(zeros((OPERAND_ROWS, sizes.rows), _MMA.sum) for _ in self.operand_outputs)
         if sizes.is_whole and sizes.parts > 1:
             sums = lax.fori_loop(0, sizes.parts, self._add_part, sums)
         else:
             sums = self._add_part(part, sums)
         rows = pl.ds(pl.multiple_of(lax.axis_index("rows") * sizes.rows, sizes.rows), sizes.rows)
-        for outputs, total in zip(self.halves, sums, strict=True):
+        for outputs, total in zip(self.operand_outputs, sums, strict=True):
             if form.group is None and sizes.is_whole:
                 total *= along_rows(self.parts.factors("scales", self.layer, outputs, 0), total, _MMA.sum)
             store_vector(self.y.at[part, outputs, rows], total.astype(self.y.dtype))
 
     @property
-    def halves(self) -> list[Any]:
+    def operand_outputs(self) -> list[Any]:
         """Return the outputs of the tile, 64 at a time."""
         first = lax.axis_index("outputs") * self.sizes.outputs
         starts = range(0, self.sizes.outputs, OPERAND_ROWS)
@@ -166,7 +166,7 @@ class _Tile(NamedTuple):
         return tuple(x + total * self.widening.unit for x, total in zip(before, sums, strict=True))
 
     def _load(self, i: Array) -> tuple[Held, ...]:
-        return tuple(self.parts.load(self.layer, outputs, i) for outputs in self.halves)
+        return tuple(self.parts.load(self.layer, outputs, i) for outputs in self.operand_outputs)
 
     def _bring(self, i: Array, first: Array, end: Array) -> None:
         """Start the copies of a piece's codes and rows; if there is no such piece, of nothing."""
