@@ -68,7 +68,11 @@ OPEN_PATHS = operations.OPEN_PATHS | page.PAGE_FILES.keys()
 
 
 def build_app(args: argparse.Namespace) -> FastAPI:
-    """Return the application for a command line. It has no engine until `init_app_state` gives it one."""
+    """Return the application for a command line. It has no engine until `init_app_state` gives it one.
+
+    Middleware that is added with `add_middleware`, and applications around this one, see every byte of answers.
+    Whatever replaces `middleware_stack` does not see tokens of streams, which go straight to the connection.
+    """
     server_args = ServerArgs.from_cli_args(args)
     check_parsers(server_args)
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
@@ -161,8 +165,12 @@ async def init_app_state(
     args: argparse.Namespace,
     *,
     load: ServerLoad | None = None,
+    is_again: bool = False,
 ) -> None:
-    """Give an application the engine that answers its routes, and what counts the requests to it."""
+    """Give an application the engine that answers its routes, and what counts the requests to it.
+
+    With `is_again` the engine has had an application before, and has the adapters of the start.
+    """
     server_args = ServerArgs.from_cli_args(args)
     load = load or ServerLoad()
     state.args, state.server_args, state.load = args, server_args, load
@@ -173,7 +181,7 @@ async def init_app_state(
     models = OpenAIServingModels(
         vllm_config.model_config, names, ready.default_sampling_params, sees=ready.takes_images
     )
-    await models.add_all(engine_client, map(LoRAModule.read, server_args.lora_modules or []))
+    await models.add_all(engine_client, map(LoRAModule.read, server_args.lora_modules or []), are_loaded=is_again)
     chat = OpenAIServingChat(engine_client, models, server_args, getattr(args, "reasoning_parser", ""))
     state.openai_serving_models, state.openai_serving_chat = models, chat
     state.openai_serving_completion = OpenAIServingCompletion(engine_client, models, server_args)

@@ -45,7 +45,7 @@ class _Front(FrontPart):
     def __init__(self, order: FrontOrder, board: Board, engine: SharedLLM, app: Any, prefix: str) -> None:
         self._index, self._engine, self._app, self._prefix = order.index, engine, app, prefix
         self._board = board
-        self.load = SharedLoad(board, order.index)
+        self.load, self.is_again = SharedLoad(board, order.index), order.is_again
         self._tasks: set[asyncio.Task[None]] = set()
 
     def acceptor(self, listener: socket.socket, connections: set[Any]) -> Acceptor:

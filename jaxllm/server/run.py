@@ -94,6 +94,8 @@ class FrontPart(Protocol):
     """What one of several front ends shares with the others."""
 
     load: ServerLoad
+    is_again: bool
+    """True if a front end of the engine has served before: the engine has the adapters of the start."""
 
     def acceptor(self, listener: socket.socket, connections: set[Any]) -> Acceptor:
         """Return what takes this front end's connections."""
@@ -191,7 +193,8 @@ async def serve_engine(
     """
     _allow_connections()
     load = None if part is None else part.load
-    await init_app_state(engine, await engine.get_vllm_config(), app.state, args, load=load)
+    is_again = part is not None and part.is_again
+    await init_app_state(engine, await engine.get_vllm_config(), app.state, args, load=load, is_again=is_again)
     server_args: ServerArgs = app.state.server_args
     config = _uvicorn_config(app, args, server_args, uvicorn_kwargs)
     server = _Server(config)

@@ -8,7 +8,7 @@ import contextlib
 import http.client
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,15 +108,17 @@ def command_line(*words: str, model: str = "m") -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def mock_served(tokenizer: str, *words: str, tokens_per_second: float | None = 1000) -> Iterator[Served]:
-    """Serve a new engine without a model, with the flags `words`."""
+def mock_served(
+    tokenizer: str, *words: str, tokens_per_second: float | None = 1000, around: Callable[[Any], Any] = lambda app: app
+) -> Iterator[Served]:
+    """Serve a new engine without a model, with the flags `words`, and what `around` puts around the application."""
     args = tiny_args(tokenizer, chat_template=TEMPLATE)
-    with mock_llm(args, tokens_per_second=tokens_per_second) as llm, served(llm, *words) as server:
+    with mock_llm(args, tokens_per_second=tokens_per_second) as llm, served(llm, *words, around=around) as server:
         yield server
 
 
 @contextlib.contextmanager
-def served(llm: AsyncLLM, *words: str) -> Iterator[Served]:
+def served(llm: AsyncLLM, *words: str, around: Callable[[Any], Any] = lambda app: app) -> Iterator[Served]:
     """Serve an engine, with the flags `words`. The engine belongs to the event loop of the first server that runs it:
     others beside it have the routes that do not.
     """
@@ -125,7 +127,7 @@ def served(llm: AsyncLLM, *words: str) -> Iterator[Served]:
     app = build_app(args)
     server = uvicorn.Server(
         uvicorn.Config(
-            app, loop="uvloop", http=bounded_protocol(app.state.server_args), log_config=None, lifespan="off"
+            around(app), loop="uvloop", http=bounded_protocol(app.state.server_args), log_config=None, lifespan="off"
         )
     )
     loops: list[asyncio.AbstractEventLoop] = []

@@ -12,11 +12,13 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
+from uvicorn.middleware.message_logger import MessageLoggerMiddleware
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from jaxllm.config.server_arguments import ServerArgs
-from jaxllm.server.http.endpoint import RELAY, Reply
+from jaxllm.server.http.endpoint import RELAY, DirectWay, Reply
 from jaxllm.server.http.errors import make_error
 
 PIECE = 1024
@@ -68,6 +70,13 @@ class ChunkRelay:
             self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
 
+def _application(app: Any) -> object:
+    """Return the application inside uvicorn's own middleware, which changes nothing that is sent."""
+    while isinstance(app, ProxyHeadersMiddleware | MessageLoggerMiddleware):
+        app = app.app
+    return app
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """One connection with limits. Without them httptools would keep heads and trailers of any size and wait for them
     forever, and uvicorn would parse any number of requests ahead of their answers.
@@ -88,6 +97,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The request that is being answered; `cycle` is the last one that was parsed."""
         self._relay: ChunkRelay | None = None
         """The direct way to this connection of the last request that has asked for one."""
+        self._way = DirectWay(_application(self.app), self._relay_of)  # type: ignore[arg-type]
         self.parser = self._new_parser()
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -202,7 +212,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if is_next:
             self._running = self.cycle
-        self.cycle.scope[RELAY] = self._relay_of  # type: ignore[literal-required]
+        self.cycle.scope[RELAY] = self._way  # type: ignore[literal-required]
 
     def on_message_begin(self) -> None:
         """Expect the headers of a request, also of the next one on a connection that was kept alive."""

@@ -27,11 +27,20 @@ type ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 JSON = b"application/json"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 RELAY = "jaxllm.relay"
-"""The key of what makes the `AnswerRelay` of a scope; the server's own HTTP protocol puts it in."""
+"""The key of a scope's `DirectWay`; the server's own HTTP protocol puts it in."""
 BODY_SECONDS = 60.0
 """The time limit for receiving a body."""
 _MAX_LENGTH_DIGITS = 18
 _ENCODER = msgspec.json.Encoder()
+
+
+class DirectWay(NamedTuple):
+    """The way to a connection that passes ASGI by."""
+
+    app: object
+    """The application that the connection's server calls."""
+    open: Callable[[], AnswerRelay]
+    """Opens the way for the request that is being answered."""
 
 
 class Call(NamedTuple):
@@ -255,11 +264,13 @@ def _too_large(limit: int) -> RequestFailedError:
 
 
 def _way_to(scope: Scope) -> Callable[[], AnswerRelay] | None:
-    """Return what opens the direct way to a request's connection; None if there is none, or if middleware that is not
-    the server's may want to see or change what is sent.
+    """Return what opens the direct way to a request's connection; None if there is none, or if others may want to see
+    or change what is sent: middleware that is not the server's, or an application around this one.
     """
-    has_others = len(scope["app"].user_middleware) > scope["app"].state.num_middleware
-    return None if has_others else scope.get(RELAY)
+    way, app = scope.get(RELAY), scope["app"]
+    if way is None or way.app is not app or len(app.user_middleware) > app.state.num_middleware:
+        return None
+    return way.open
 
 
 async def _wait_disconnect(receive: Receive) -> None:

@@ -161,13 +161,15 @@ class OpenAIServingModels:
         else:
             await self._tell(change)
 
-    async def add_all(self, engine: AsyncLLM, modules: Iterable[LoRAModule]) -> None:
-        """Load adapters. Raises VLLMValidationError for a bad one, and for a name in use."""
+    async def add_all(self, engine: AsyncLLM, modules: Iterable[LoRAModule], *, are_loaded: bool = False) -> None:
+        """Load adapters, unless they `are_loaded`. Raises VLLMValidationError for a bad one, and for a name in use."""
         for module in modules:
-            await self.add(engine, module)
+            await self.add(engine, module, is_loaded=are_loaded)
 
-    async def add(self, engine: AsyncLLM, module: LoRAModule, *, replaces: bool = False) -> None:
-        """Load an adapter. With `replaces` the one of that name is read again.
+    async def add(
+        self, engine: AsyncLLM, module: LoRAModule, *, replaces: bool = False, is_loaded: bool = False
+    ) -> None:
+        """Load an adapter. With `replaces` the one of that name is read again; one that `is_loaded` gets a name only.
 
         Raises LoRAAdapterNotFoundError for a missing one, AdapterLoadError for a bad one, and VLLMValidationError for
         a name in use.
@@ -181,7 +183,8 @@ class OpenAIServingModels:
             request = LoRARequest(
                 module.name, number, module.path, base_model_name=module.base_model_name, load_inplace=known is not None
             )
-            await _load(engine, request)
+            if not is_loaded:
+                await _load(engine, request)
             self._num_added = max(self._num_added, number)
             change = AdapterChange(
                 name=module.name, number=number, path=module.path, base_model_name=module.base_model_name

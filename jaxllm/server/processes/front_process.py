@@ -47,6 +47,8 @@ class FrontOrder(msgspec.Struct, frozen=True):
     listener_fd: int
     board_fd: int
     num_rows: int
+    is_again: bool
+    """True if a front end of the engine has served before."""
     parent_pid: int
     log_level: int
     sys_path: list[str]
@@ -63,8 +65,10 @@ class FrontProcess:
         board_fd: int,
         num_rows: int,
         context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        is_again: bool,
     ) -> None:
-        """Start the process."""
+        """Start the process. `is_again` if a front end of the engine has served before."""
         self.index = index
         self._meeting = Meeting.on_host()
         self.inbox = SocketInbox(context, self._meeting.addresses)
@@ -86,6 +90,7 @@ class FrontProcess:
             listener_fd=listener_fd,
             board_fd=board_fd,
             num_rows=num_rows,
+            is_again=is_again,
             parent_pid=os.getpid(),
             log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
             sys_path=[each for each in sys.path if isinstance(each, str) and each.isprintable()],

@@ -118,6 +118,8 @@ class Parent:
         self._ended: Report = []
         """The counts of front ends that have ended."""
         self._refusal: VLLMValidationError | None = None
+        self._has_served = False
+        """True once a front end has served: what another one refuses later is a fault of its process."""
         self._greeting: list[FromCore] = []
         """What a front end has to know first: the tokenizer, and the engine's settings."""
 
@@ -243,7 +245,8 @@ class Parent:
 
     def _start_front(self, seat: _Seat) -> None:
         count = len(self._seats)
-        seat.front = FrontProcess(seat.index, self._settings, self._listener_fd, self._board.fd, count, self._context)
+        places = self._listener_fd, self._board.fd, count
+        seat.front = FrontProcess(seat.index, self._settings, *places, self._context, is_again=self._has_served)
         seat.started_at = time.monotonic()
         for message in self._greeting:
             seat.front.send(message)
@@ -252,9 +255,7 @@ class Parent:
 
     def _lose(self, seat: _Seat, front: FrontProcess, relay: Relay) -> None:
         """End the requests of a front end that has ended, keep its counts, and plan for another."""
-        for message in front.hear():  # what it has sent before its end
-            if isinstance(message, Call) and message.method == "report":
-                front.report = message.arguments[0]
+        self._listen(front, relay)  # to what it has sent before its end
         relay.lose(front)
         self._ended = merged([self._ended, totals(msgspec.convert(front.report, Report.__value__))])
         self._board.clear(front.index)
@@ -262,7 +263,7 @@ class Parent:
             self._acknowledge(told_id, front)
         seat.front = None
         front.close()
-        if self._num_ends:
+        if self._num_ends or self._refusal is not None:
             return
         seconds = seat.rest()
         logger.error(
@@ -280,12 +281,14 @@ class Parent:
                 case Shutdown():
                     pass  # its process ends, which is seen
                 case Call(_, "report", _):
-                    front.report = message.arguments[0]
+                    front.report, self._has_served = message.arguments[0], True
                     front.send(Reply(message.call_id))
                 case Call(_, "collect", _):
                     front.report = message.arguments[0]
                     here = msgspec.to_builtins([read(self._collector, "parent"), self._ended])
                     front.send(Reply(message.call_id, [*here, *(other.report for other in self._fronts())]))
+                case Call(_, "refuse", [text, _]) if self._has_served:
+                    logger.error("front end %d (process %d) cannot start: %s", front.index, front.pid, text)
                 case Call(_, "refuse", [text, parameter]):
                     self._refusal = VLLMValidationError(text, parameter=parameter)
                 case Call(_, "tell", [kind, key, value]):

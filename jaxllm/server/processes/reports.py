@@ -83,7 +83,7 @@ def totals(report: Report) -> Report:
 
 
 def merged(reports: Iterable[Report]) -> Report:
-    """Add metrics up: counts of the same labels are added, and other values stand side by side."""
+    """Add metrics up: counts of the same labels are added, and of other values the last one counts."""
     families: dict[str, Family] = {}
     values: dict[str, dict[tuple[object, ...], Sample]] = {}
     for report in reports:

@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.server.http.connection import ChunkRelay
@@ -149,6 +150,22 @@ class Reader:
 
 def test_middleware_of_users_sees_everything(tokenizer: str, writes: Writes) -> None:
     with mock_served(tokenizer, "--middleware", f"{__name__}.Reader") as server:
+        Reader.seen = 0
+        answer = server.post(COMPLETION[0], {**COMPLETION[1], **COMMON})
+    assert (writes.num, Reader.seen) == (0, len(answer.body))
+
+
+def mounted(app: FastAPI) -> FastAPI:
+    """Return another application that has middleware, and this one below all of its paths."""
+    outer = FastAPI(openapi_url=None)
+    outer.add_middleware(Reader)
+    outer.mount("/", app)
+    return outer
+
+
+@pytest.mark.parametrize("around", [Reader, mounted])
+def test_an_application_around_this_one_sees_everything(tokenizer: str, writes: Writes, around: Any) -> None:
+    with mock_served(tokenizer, around=around) as server:
         Reader.seen = 0
         answer = server.post(COMPLETION[0], {**COMPLETION[1], **COMMON})
     assert (writes.num, Reader.seen) == (0, len(answer.body))

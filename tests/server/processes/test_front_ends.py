@@ -119,8 +119,9 @@ def started(tokenizer: str, *words: str) -> Iterator[Pair]:
 
 @pytest.fixture(scope="module")
 def pair(tokenizer: str) -> Iterator[Pair]:
-    """Return a server that takes a dozen requests at once."""
-    with nothing_left(), started(tokenizer, "--max-num-queued-reqs", str(MOST_REQUESTS)) as pair:
+    """Return a server that takes a dozen requests at once, and has an adapter."""
+    words = "--max-num-queued-reqs", str(MOST_REQUESTS), "--lora-modules", f"first={Path(__file__).parent}"
+    with nothing_left(), started(tokenizer, *words) as pair:
         yield pair
 
 
@@ -240,10 +241,15 @@ def test_adapters_are_known_to_all(pair: Pair) -> None:
     path = str(Path(__file__).parent)  # a core without a model reads nothing
     for name in ("one", "two"):
         assert pair.ask("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}).status == 200
-    assert names() == [{"tiny", "one", "two"}] * 4
+    assert names() == [{"tiny", "first", "one", "two"}] * 4
     assert pair.ask("POST", "/v1/completions", {"model": "two", "prompt": "ab", "max_tokens": 2}).status == 200
-    assert pair.ask("POST", "/v1/unload_lora_adapter", {"lora_name": "one"}).status == 200
+    for name in ("one", "first"):
+        assert pair.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}).status == 200
     assert names() == [{"tiny", "two"}] * 4
+    pair.fronts()[0].kill()
+    until(lambda: len(pair.fronts()) == 2)
+    until(pair.is_whole)
+    assert names() == [{"tiny", "two"}] * 4, "also after a start of another front end"
 
 
 @pytest.mark.parametrize(
