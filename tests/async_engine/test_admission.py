@@ -37,14 +37,14 @@ def test_the_speed_of_prompts_counts_only_the_time_in_which_some_wait() -> None:
     speed = PromptSpeed(clock)
     assert speed.seconds(100) == 0
     clock.now += 500
-    speed.tick(do_prompts_wait=False)
+    speed.tick(0)
     clock.now += 2
-    speed.tick(do_prompts_wait=True)
+    speed.tick(4000)
     speed.count(1000)
     assert speed.seconds(100) == pytest.approx(0.2)
     for _ in range(60):  # four times as fast from now on
         clock.now += 2
-        speed.tick(do_prompts_wait=True)
+        speed.tick(4000)
         speed.count(4000)
     assert speed.seconds(100) == pytest.approx(0.05, rel=0.1)
 
@@ -86,6 +86,47 @@ def test_given_up_prompts_do_not_make_the_engine_look_fast() -> None:
     reserve(admission, 1400)
     with pytest.raises(LateFirstTokenError):
         reserve(admission, 200)
+
+
+def test_a_long_prompt_that_is_read_does_not_make_the_engine_look_slow() -> None:
+    clock = Clock()
+    admission = Admission(None, None, 3000, PromptSpeed(clock))
+    first = reserve(admission, 1000)
+    clock.now += 1
+    first.release_prompt()  # 1,000 tokens a second
+    reserve(admission, 100_000)
+    clock.now += 60
+    for _ in range(2):
+        with pytest.raises(LateFirstTokenError, match="about 98"):
+            reserve(admission, 1000)
+    clock.now += 60
+    with pytest.raises(LateFirstTokenError, match="about 118"):
+        reserve(admission, 1000)
+
+
+@pytest.mark.parametrize("short_prompts_pass", [True, False])
+def test_a_prompt_waits_only_for_those_that_it_does_not_pass(short_prompts_pass: bool) -> None:
+    clock = Clock()
+    admission = Admission(None, None, 2000, PromptSpeed(clock), short_prompts_pass=short_prompts_pass)
+    first = reserve(admission, 1000)
+    clock.now += 1
+    first.release_prompt()
+    long = reserve(admission, 8000)
+    if not short_prompts_pass:
+        with pytest.raises(LateFirstTokenError):
+            reserve(admission, 30)
+        return
+    shorts = [reserve(admission, 300) for _ in range(5)]  # a quarter of each step is the long one's
+    with pytest.raises(LateFirstTokenError, match=r"about 0\.4 seconds"):
+        reserve(admission, 300)
+    reserve(admission, 200)
+    for short in shorts[:2]:
+        short.release()
+    reserve(admission, 300).release()
+    long.release()
+    for short in shorts:
+        short.release()
+    reserve(admission, 1800)
 
 
 def test_clients_are_told_when_to_try_again() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 from typing import Self
 
@@ -14,6 +15,7 @@ from jaxllm.exceptions import (
     VLLMValidationError,
 )
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.scheduling.prompts.shares import FIRST_SHARE
 
 _MEMORY_SECONDS = 30.0
 """How fast old measurements of the speed of prompts lose weight: to a third in this time."""
@@ -25,22 +27,33 @@ class PromptSpeed:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._now = clock, clock()
         self._num_tokens = self._seconds = 0.0
+        self._since, self._most_waiting = 0.0, 0
+        """The seconds since the last prompt was counted in which prompts waited, and the most tokens that they had."""
 
-    def tick(self, *, do_prompts_wait: bool) -> None:
-        """Count the time since the last call, in which prompts waited or not."""
+    def tick(self, num_waiting: int) -> None:
+        """Count the time since the last call, in which prompts of `num_waiting` tokens waited."""
         before, self._now = self._now, self._clock()
-        if do_prompts_wait:
-            seconds = self._now - before
-            fades = math.exp(-seconds / _MEMORY_SECONDS)
-            self._num_tokens, self._seconds = self._num_tokens * fades, self._seconds * fades + seconds
+        if num_waiting:
+            self._since += self._now - before
+            self._most_waiting = max(self._most_waiting, num_waiting)
 
     def count(self, num_tokens: int) -> None:
         """Count a prompt that has come to its first output."""
-        self._num_tokens += num_tokens
+        fades = math.exp(-self._since / _MEMORY_SECONDS)
+        self._num_tokens = self._num_tokens * fades + num_tokens
+        self._seconds = self._seconds * fades + self._since
+        self._since, self._most_waiting = 0.0, 0
 
     def seconds(self, num_tokens: int) -> float:
-        """Return the seconds that prompts of `num_tokens` tokens take; 0 if that is not known."""
-        return num_tokens * self._seconds / self._num_tokens if self._num_tokens else 0.0
+        """Return the seconds that prompts of `num_tokens` tokens take; 0 if that is not known.
+
+        A long prompt is not counted while it is read: the speed is only lower than before once all that wait should
+        have come to their first outputs.
+        """
+        if not self._num_tokens:
+            return 0.0
+        lately = self._since / self._most_waiting if self._most_waiting else 0.0
+        return num_tokens * max(self._seconds / self._num_tokens, lately)
 
 
 class Admission:
@@ -55,10 +68,14 @@ class Admission:
         max_num_tokens: int | None,
         max_ttft_ms: float | None = None,
         speed: PromptSpeed | None = None,
+        *,
+        short_prompts_pass: bool = False,
     ) -> None:
-        """None stands for no bound."""
+        """None stands for no bound. If short prompts pass, those that are longer do not delay a first token."""
         self._max_num_reqs, self._max_num_tokens, self._max_ttft_ms = max_num_reqs, max_num_tokens, max_ttft_ms
         self._speed = speed or PromptSpeed()
+        self._lengths: list[int] | None = [] if short_prompts_pass and max_ttft_ms is not None else None
+        """The numbers of tokens of the prompts that wait, the shortest first, if they pass longer ones."""
         self.num_reqs = self.num_tokens = 0
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0, "max_ttft_ms": 0}
         """The number of requests that each bound has refused."""
@@ -66,7 +83,9 @@ class Admission:
     @classmethod
     def of(cls, engine_args: AsyncEngineArgs) -> Self:
         """Return the admission that engine arguments ask for."""
-        return cls(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens, engine_args.max_ttft_ms)
+        args, passes = engine_args, engine_args.scheduling_policy == "fcfs"
+        limits = args.max_num_queued_reqs, args.max_num_queued_tokens, args.max_ttft_ms
+        return cls(*limits, short_prompts_pass=passes)
 
     def check_room(self, count: int = 1) -> None:
         """Refuse, and count, what the bounds leave no room for: `count` sequences, of the shortest prompts.
@@ -102,15 +121,17 @@ class Admission:
                 f"room for {count} more; try again later."
             )
         self._check_ttft(count)
-        self._speed.tick(do_prompts_wait=self.num_tokens > 0)
+        self._speed.tick(self.num_tokens)
         self.num_tokens += count
+        if self._lengths is not None:
+            insort(self._lengths, count)
 
     def _check_ttft(self, count: int) -> None:
         """Refuse a prompt whose first token would come too late; one that waits for nobody is taken in any case."""
         if self._max_ttft_ms is None or not self.num_tokens:
             return
-        self._speed.tick(do_prompts_wait=True)
-        late = 1e3 * self._speed.seconds(self.num_tokens + count) - self._max_ttft_ms
+        self._speed.tick(self.num_tokens)
+        late = 1e3 * self._speed.seconds(self._num_until(count)) - self._max_ttft_ms
         if late > 0:
             self.num_rejected["max_ttft_ms"] += 1
             raise LateFirstTokenError(
@@ -119,14 +140,24 @@ class Admission:
                 math.ceil(late / 1e3),
             )
 
+    def _num_until(self, count: int) -> int:
+        """Return the number of prompt tokens that are computed until a prompt of `count` tokens more is."""
+        if self._lengths is None:
+            return self.num_tokens + count
+        num_shorter = sum(self._lengths[: bisect_right(self._lengths, count)])
+        num_for_first = -(-(num_shorter + count) // (FIRST_SHARE - 1))
+        return min(self.num_tokens, num_shorter + num_for_first) + count
+
     def release_reqs(self, count: int) -> None:
         """Give back the room of `count` sequences."""
         self.num_reqs -= count
 
     def release_tokens(self, count: int, *, has_output: bool) -> None:
         """Give back the room of a prompt, at its first output or because it was given up."""
-        self._speed.tick(do_prompts_wait=self.num_tokens > 0)
+        self._speed.tick(self.num_tokens)
         self.num_tokens -= count
+        if self._lengths is not None:
+            del self._lengths[bisect_left(self._lengths, count)]
         if has_output:
             self._speed.count(count)
 

@@ -10,7 +10,7 @@ from jaxllm.scheduling.request import Request
 
 _LEAST_TOKENS = 8
 """The tokens of prompts that a step may have however long it takes: every prompt comes to its end."""
-_FIRST_SHARE = 4
+FIRST_SHARE = 4
 """The first prompt in line is sure of a step's prompt tokens divided by this."""
 
 
@@ -62,4 +62,4 @@ class PromptShares:
 
     def sure_of(self, num_missing: int, num_tokens: int) -> int:
         """Return the part of a step's tokens that the first in line is sure of, if it lacks `num_missing`."""
-        return min(num_missing, self._threshold, -(-num_tokens // _FIRST_SHARE))
+        return min(num_missing, self._threshold, -(-num_tokens // FIRST_SHARE))
