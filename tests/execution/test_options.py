@@ -9,7 +9,13 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.execution import options as module
-from jaxllm.execution.options import INVARIANT_MATMULS, YNN_OPERATIONS, compiler_options, single_row_pays
+from jaxllm.execution.options import (
+    INVARIANT_MATMULS,
+    YNN_OPERATIONS,
+    compiler_options,
+    single_row_pays,
+    widens_rounded_weights,
+)
 from jaxllm.models.weights import Ops
 from pallas_kernels.grouped_matmul import GroupedMatmul, MatmulShape
 from pallas_kernels.linear import Linear, LinearShape
@@ -112,3 +118,22 @@ def test_which_models_have_a_program_for_a_single_row(
     monkeypatch.setattr(module, "grouped_shapes", lambda _: experts)
     ops = Ops(Linear(linear), GroupedMatmul(grouped))
     assert single_row_pays(platform, cast(Any, SimpleNamespace(specs=None, ops=ops))) is pays
+
+
+@pytest.mark.parametrize(
+    ("quantization", "linear", "dtype", "widens"),
+    [
+        ("int8", "gpu_mma", "bfloat16", False),
+        ("int8", "gpu_mma", "float16", True),
+        ("int8", "xla", "bfloat16", True),
+        (None, "gpu_mma", "float16", False),
+    ],
+)
+def test_weights_that_the_kernel_refuses_are_widened(
+    quantization: str | None, linear: str, dtype: str, widens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = LinearShape(64, 64, jnp.dtype(dtype), jnp.dtype(dtype), INT8)
+    monkeypatch.setattr(module, "linear_shapes", lambda _: [shape])
+    monkeypatch.setattr(module, "grouped_shapes", lambda _: [])
+    specs, ops = SimpleNamespace(quantization=quantization), Ops(Linear(linear), GroupedMatmul())
+    assert widens_rounded_weights(cast(Any, SimpleNamespace(specs=specs, ops=ops))) is widens
