@@ -113,6 +113,14 @@ def test_a_system_without_process_descriptors_is_looked_at(monkeypatch: pytest.M
     remote.shutdown()
 
 
+def test_nobody_waits_until_a_process_has_read_its_order() -> None:
+    """A pipe is full after 64 KiB, and the process here reads nothing."""
+    order = EngineArgs(model="m", hf_overrides={"long": "x" * 300_000})
+    process = CoreProcess(order, USE, [sys.executable, "-c", "import time; time.sleep(2)"])
+    assert process.end_reason() is None
+    process.stop(0)
+
+
 @pytest.mark.parametrize(
     ("number", "text"), [(signal.SIGKILL, "SIGKILL; the system"), (signal.SIGRTMIN + 2, "signal 36")]
 )
