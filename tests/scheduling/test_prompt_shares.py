@@ -25,6 +25,7 @@ from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.pictures import PICTURES, make_prompt
 from tests.scheduling.simulation import Simulation, make_config, make_request
+from tests.scheduling.test_simulation import SIGHTS, with_pictures, workload
 
 type Device = Callable[[int], float]
 
@@ -268,3 +269,9 @@ def test_only_the_times_of_steps_without_other_work_are_learned():
         assert simulation.run() == 1
         is_learned = simulation.scheduler._times.seconds(16) is not None
         assert is_learned == (request.request_id == "plain")
+
+
+@pytest.mark.parametrize(("sight", "seed"), [("tiny", 4), ("tiny-both-sides", 12), ("both-sides", 8)])
+def test_prompts_that_wait_for_rows_of_pictures_get_stuck_with_nobody(sight: str, seed: int):
+    simulation = Simulation(make_config(short_prompts_pass=True, **SIGHTS[sight]))
+    simulation.run_arriving(with_pictures(workload(seed, 24), seed), seed, seed % 3)
