@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.core_messages import EngineCoreOutput, RequestError, sequence_ids
+from jaxllm.engine.front.growing_request import TextReader
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.logprobs import Logprob
 from jaxllm.scheduling.config import SchedulerConfig
@@ -108,9 +109,9 @@ def remember_names(llm: LLM, scheduler: RecordingScheduler) -> None:
     outputs = llm.llm_engine.front.outputs
     add = outputs.add_request
 
-    def remember(request: ProcessedRequest) -> None:
+    def remember(request: ProcessedRequest, text_reader: TextReader | None = None) -> None:
         scheduler.sequence_ids[request.request_id] = sequence_ids(request.core)
-        add(request)
+        add(request, text_reader)
 
     outputs.add_request = remember
 

@@ -76,9 +76,9 @@ class Packed(Simulation):
         settings, masks = kept.take(plan.chunks), [None] * plan.num_rows
         inputs = build(plan, self.shape, self.config.block_size, VOCAB_SIZE, masks, settings)
         rare = [np.zeros(0) if field is None else field for field in inputs.rare]
-        own = [table[settings.slots_s] for table in settings.tables]
+        tables = [table[settings.slots_s] for table in settings.tables]
         least = [] if plan.kind is not StepKind.SAMPLE else [np.array(least_sampling(plan, settings, masks).value)]
-        return [inputs.ints, inputs.floats, *rare, *own, *settings[2:], *least]
+        return [inputs.ints, inputs.floats, *rare, *tables, *settings[2:], *least]
 
 
 def varied(seed: int) -> list[EngineCoreRequest]:
