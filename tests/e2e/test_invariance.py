@@ -165,7 +165,7 @@ def test_the_cache_is_reset_under_running_requests(whole: Engine, reference: lis
     while engine.has_unfinished_requests():
         outputs |= {output.request_id: output for output in engine.step() if output.finished}
         num_steps += 1
-        if num_steps % 10 == 0:
+        if num_steps % 10 == 0 and engine.has_unfinished_requests():
             assert not llm.reset_prefix_cache()
             assert llm.reset_prefix_cache(reset_running_requests=True)
             assert (scheduler.cache.groups[0].pool.num_cached, scheduler.stats().num_blocks_in_use) == (0, 0)
