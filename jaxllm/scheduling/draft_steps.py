@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
+from jaxllm.scheduling.cache.kv_cache_manager import BlockTable, GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.speculation.drafter import DraftModelLimits

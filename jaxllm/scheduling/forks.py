@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
+from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.request_queue import RequestQueue
 

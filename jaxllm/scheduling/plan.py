@@ -14,8 +14,8 @@ import msgspec
 from jaxllm.core_messages import Pooled, RequestError, TokenLogprobs
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.scheduling.cache.state_slots import NO_SLOTS, ChunkSlots
 from jaxllm.scheduling.media import ChunkMedia, Encode
-from jaxllm.scheduling.state_slots import NO_SLOTS, ChunkSlots
 
 
 class StepKind(enum.Enum):

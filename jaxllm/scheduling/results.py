@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptLogprobs, RequestError, TokenLogprobs
-from jaxllm.scheduling.kv_cache_manager import KVCacheManager
+from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, find_end
 from jaxllm.scheduling.speculation import Speculation

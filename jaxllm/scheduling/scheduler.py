@@ -18,33 +18,29 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from operator import attrgetter
 
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.adapter_slots import AdapterSlots
+from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
+from jaxllm.scheduling.cache.state_slots import NO_SLOTS
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
-from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.media import MediaCache
 from jaxllm.scheduling.plan import Owner, StepKind, StepPlan, StepResult
-from jaxllm.scheduling.prompts.shares import Prompt, PromptShares, order_of_prompt
+from jaxllm.scheduling.prompts.line import PromptLine
+from jaxllm.scheduling.prompts.shares import PromptShares
 from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import make_output, take_pooled, take_samples
+from jaxllm.scheduling.seats import Seats
 from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
-from jaxllm.scheduling.state_slots import NO_SLOTS
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
 from jaxllm.scheduling.token_count_rows import TokenCountRows
-
-_HOLD_SECONDS = 1.0
-"""The most seconds that an ended step of a beam search holds its seat; its front end needs some milliseconds."""
-_MOST_SHARING = 16
-"""The most waiting prompts that a step is shared among: the shortest."""
 
 
 @dataclass(slots=True)
@@ -75,23 +71,18 @@ class Scheduler:
         self.cache = KVCacheManager(self.config)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
-        self._shares = PromptShares(self.config, self._times)
-        self._waiting = RequestQueue(sorts_by_length=self._shares.short_prompts_pass)
+        shares = PromptShares(self.config, self._times)
+        self._waiting = RequestQueue(sorts_by_length=shares.short_prompts_pass)
         self._forks = Forks(self.cache, self._waiting)
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
-        self._reading: dict[Request, None] = {}
-        """The running requests whose last chunk is not planned yet, in no order."""
-        self._held: dict[str, tuple[Request, float]] = {}
-        """The ended steps of beam searches, which each hold a seat for the next step until `release`, or until a
-        time.monotonic()."""
-        self._num_extra_seats = 0
-        """The seats of running requests beyond one for each."""
+        self._seats = Seats(self.config.max_num_seqs)
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
         self.media = MediaCache(self.config.num_media_rows, sees_both_sides=self.config.sees_both_sides)
         self._are_rows_given_up = False
         """True if the plan being made had to take rows of media from a request that lacks blocks."""
         self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
+        self._prompts = PromptLine(shares, self.cache, self._waiting, self._forks, self.adapters, self._seats)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
 
@@ -133,7 +124,7 @@ class Scheduler:
     def release(self, request_ids: Iterable[str]) -> None:
         """Release the seats of requests, and their blocks once no waiting fork needs them; ignore unknown ids."""
         for request_id in request_ids:
-            self._held.pop(request_id, None)
+            self._seats.release(request_id)
             parked, _ = self.cache.parked.get(request_id, (None, None))
             for request in (self._requests.get(request_id), parked):
                 if request is not None:
@@ -161,12 +152,11 @@ class Scheduler:
             request.finish_reason = finish_reason
         else:
             request.finish_reason = finish_reason
-            self._num_extra_seats -= request.num_seats - 1
             self._give_back(request)
             if finish_reason not in ("abort", "error") and self._forks.wants(request):
                 self.cache.park(request)
                 if request.keeps_blocks:
-                    self._held[request.request_id] = request, time.monotonic() + _HOLD_SECONDS
+                    self._seats.hold(request)
             else:
                 self.cache.close_table(request)
         del self._requests[request.request_id]
@@ -188,7 +178,9 @@ class Scheduler:
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
             step = StepBuilder(self.config, kind, self.adapters, self.media, self._most_prompt_tokens(kind))
-            shares = self._share_prompts(step, late)
+            num_left = step.num_tokens - self._num_decodes(kind)
+            num_prompt_tokens = max(1, min(step.num_prompt_tokens, num_left))
+            shares = self._prompts.share_out(kind, num_prompt_tokens, late)
             self._fill(step, late, shares)
             if shares and not step.num_planned:  # those that have shares cannot use them
                 self._fill(step, late, {})
@@ -212,68 +204,15 @@ class Scheduler:
 
     def _most_prompt_tokens(self, kind: StepKind) -> int | None:
         """Return the most tokens of prompts in a step, as the running streams allow; None for no such limit."""
-        if self.config.step_target is None or not (self._reading or len(self._waiting)):
+        if self.config.step_target is None or not self._prompts:
             return None
         num_streams = self._num_decodes(StepKind.SAMPLE) + self._waiting.num_later_steps
-        return self._shares.most_tokens(num_streams, are_beside=kind is StepKind.SAMPLE)
+        return self._prompts.shares.most_tokens(num_streams, are_beside=kind is StepKind.SAMPLE)
 
     def _num_decodes(self, kind: StepKind) -> int:
         """Return the number of running requests of a kind whose prompts are planned."""
         num_running = sum(request.kind is kind for request in self._running)
-        return num_running - sum(request.kind is kind for request in self._reading)
-
-    def _share_prompts(self, step: StepBuilder, late: Collection[str]) -> dict[Request, int]:
-        """Return the most tokens of the step that prompts being read, and the first in line, may have.
-
-        Nobody has less than all unless short prompts pass. Other waiting prompts may have all that is left: they are
-        admitted the shortest first.
-        """
-        if not self._shares.short_prompts_pass or not (self._reading or len(self._waiting)):
-            return {}
-        reading = [request for request in self._reading if request.kind is step.kind and request.request_id not in late]
-        num_tokens = max(1, min(step.num_prompt_tokens, step.num_tokens - self._num_decodes(step.kind)))
-        waiting = self._admissible(step, late, num_tokens)
-        prompts = [(request.num_tokens - self._planned(request), request) for request in reading] + waiting
-        if len(prompts) < 2:
-            return {}
-        shares, first = self._shares.share_out(num_tokens, prompts), min(prompts, key=order_of_prompt)[1]
-        return {request: shares[request] for request in {*reading, first}}
-
-    def _planned(self, request: Request) -> int:
-        """Return the number of a running request's tokens that are computed before the next step."""
-        return self.cache.tables[request.request_id].num_computed_tokens + request.num_planned
-
-    def _admissible(self, step: StepBuilder, late: Collection[str], num_tokens: int) -> list[Prompt]:
-        """Return the waiting prompts that could be admitted next, until they lack `num_tokens` tokens together.
-
-        They come with the tokens that they lack.
-        """
-        head, first = self._waiting.peek(), self._next_waiting(step)
-        if first is None:
-            return []
-        prompts, num_seats, num_left = list[Prompt](), 0, num_tokens
-        for request in dict.fromkeys([first, *islice(self._waiting.shortest(), _MOST_SHARING)]):
-            if num_left <= 0 or not self._has_seats(request, num_seats):
-                break
-            is_other = request.kind is not step.kind or request.request_id in late
-            if is_other or self._forks.must_wait(request) or self.adapters.holds_up(request):
-                continue
-            hit = self._forks.find_prefix(request)
-            if not self.cache.fits(request.num_tokens, hit):
-                break
-            num_missing = request.num_tokens - hit.num_tokens
-            prompts.append((num_missing, request))
-            num_seats += request.num_seats
-            num_left -= self._shares.sure_of(num_missing, num_tokens) if request is head else num_missing
-        return prompts
-
-    def _next_waiting(self, step: StepBuilder) -> Request | None:
-        """Return the waiting request to admit next: the first in line, or the shortest while another one is read."""
-        head = self._waiting.peek()
-        if head is None or not self._shares.short_prompts_pass:
-            return head
-        is_later = any(request.order < head.order for request in self._reading if request.kind is step.kind)
-        return next(self._waiting.shortest(), None) if is_later else head
+        return num_running - self._prompts.num_reading(kind)
 
     def plan_guesses(self) -> DraftPlan | None:
         """Return the draft model's steps to run before `plan`.
@@ -314,7 +253,7 @@ class Scheduler:
     def _plan_running(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> bool:
         """Give running requests their tokens, in order; return whether waiting requests may follow."""
         running, cache, waiting, last_step = self._running, self.cache, self._waiting, self._counters.num_steps - 1
-        tables, block_size, kind = cache.tables, cache.block_size, step.kind
+        tables, block_size, kind, reading = cache.tables, cache.block_size, step.kind, self._prompts.reading
         index = 0
         while index < len(running):  # preemption shortens it
             request = running[index]
@@ -353,8 +292,8 @@ class Scheduler:
                 return False
             slots = NO_SLOTS if cache.slots is None else cache.plan_state(request, table, start, num_new, has_forks)
             step.add(request, table, start, num_new, slots)
-            if end == num_tokens and self._reading:
-                self._reading.pop(request, None)
+            if end == num_tokens and reading:
+                reading.pop(request, None)
             if step.is_spent:
                 return False
         return not step.num_preempted
@@ -381,7 +320,6 @@ class Scheduler:
     def _preempt(self, request: Request) -> None:
         """Take a running request's blocks away and put it back in line; the cache may still have what it computed."""
         self._running.remove(request)
-        self._num_extra_seats -= request.num_seats - 1
         self._give_back(request)
         self.cache.close_table(request)
         self._waiting.push(request)
@@ -391,7 +329,8 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         """Give back what a request that stops running has besides its blocks."""
-        self._reading.pop(request, None)
+        self._seats.give_back(request)
+        self._prompts.reading.pop(request, None)
         self._count_rows.release(request)
         self.adapters.give_back(request)
         self.media.release(request.request_id)
@@ -399,8 +338,8 @@ class Scheduler:
     def _plan_waiting(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
         """Admit waiting requests while the step, its sequences and the blocks have room."""
         while not step.is_spent and len(self._running) < self.config.max_num_seqs:
-            request = self._next_waiting(step)
-            if request is None or not self._has_seats(request):
+            request = self._prompts.next_waiting(step.kind)
+            if request is None or not self._seats.fit(request):
                 break
             if request.request_id in late or self._forks.must_wait(request):
                 self._waiting.set_aside(request)
@@ -432,26 +371,14 @@ class Scheduler:
         for donor in step.donors:
             self._forks.close_unwanted(donor)
 
-    def _has_seats(self, request: Request, num_promised: int = 0) -> bool:
-        """Return whether there are seats for a request beside some that are promised to others.
-
-        Other beam searches before it in line keep theirs.
-        """
-        num_taken = len(self._running) + self._num_extra_seats + num_promised + request.num_seats
-        if self._held:
-            rank, now = request.order[:-1], time.monotonic()
-            self._held = {name: (each, until) for name, (each, until) in self._held.items() if until > now}
-            num_taken += sum(each.num_seats for each, _ in self._held.values() if each.order[:-1] < rank)
-        return num_taken <= self.config.max_num_seqs
-
     def _admit(self, request: Request, hit: PrefixHit, num_new: int, step: StepBuilder) -> None:
         """Move a waiting request to its place among the running and plan its first chunk."""
         start = hit.num_tokens
         self._waiting.remove(request)
         insort(self._running, request, key=attrgetter("order"))
-        self._num_extra_seats += request.num_seats - 1
+        self._seats.take(request)
         if start + num_new < request.num_tokens:
-            self._reading[request] = None
+            self._prompts.reading[request] = None
         if request.scheduled_ts is None:
             request.scheduled_ts = time.monotonic()
             request.num_cached_tokens = start
@@ -570,8 +497,8 @@ class Scheduler:
         assert {*waiting, *running} == set(self._requests.values()), "the queues hold a stranger"
         assert all(request.finish_reason is None for request in self._requests.values()), "an ended request is kept"
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
-        assert sum(request.num_seats for request in running) <= self.config.max_num_seqs, "too many running requests"
-        assert self._num_extra_seats == sum(request.num_seats - 1 for request in running), "the seats are miscounted"
+        self._seats.check(running)
+        self._prompts.check(running)
         self._waiting.check()
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
@@ -580,9 +507,6 @@ class Scheduler:
         if self._speculation is not None:
             self._speculation.check(self._requests.values())
         assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"
-        assert all(each.keeps_blocks and each.finish_reason for each, _ in self._held.values()), (
-            "a seat is held in vain"
-        )
         in_flight = tally(self._in_flight.values())
         for request in running:
             ahead = in_flight.get(request, NOTHING_IN_FLIGHT)
@@ -590,6 +514,6 @@ class Scheduler:
             row = request.row if request.row >= 0 and request.row_step == self._counters.num_steps - 1 else None
             assert not request.num_unknown or row == ahead.row, "the row in flight is another one"
             num_missing = request.num_tokens - self.num_computed_tokens(request.request_id) - request.num_planned
-            assert num_missing > 0 if request in self._reading else num_missing <= 1, "a prompt is lost sight of"
-        assert self._reading.keys() <= set(running), "a request is read that does not run"
+            is_read = request in self._prompts.reading
+            assert num_missing > 0 if is_read else num_missing <= 1, "a prompt is lost sight of"
         self.cache.check({request: request.num_planned for request in running})

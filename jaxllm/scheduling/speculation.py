@@ -14,8 +14,8 @@ from functools import partial
 from operator import itemgetter
 
 from jaxllm.core_messages import SpeculationStats
+from jaxllm.scheduling.cache.kv_cache_manager import GroupBlocks, KVCacheManager
 from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
-from jaxllm.scheduling.kv_cache_manager import GroupBlocks, KVCacheManager
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.step_builder import StepBuilder

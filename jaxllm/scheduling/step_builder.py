@@ -10,12 +10,12 @@ import msgspec
 
 from jaxllm.core_messages import PromptMedia
 from jaxllm.scheduling.adapter_slots import AdapterSlots
+from jaxllm.scheduling.cache.kv_cache_manager import BlockTable, GroupBlocks
+from jaxllm.scheduling.cache.state_slots import ChunkSlots
 from jaxllm.scheduling.config import SchedulerConfig
-from jaxllm.scheduling.kv_cache_manager import BlockTable, GroupBlocks
 from jaxllm.scheduling.media import ChunkMedia, MediaCache, span_end
 from jaxllm.scheduling.plan import NO_IDS, Chunk, Owner, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
-from jaxllm.scheduling.state_slots import ChunkSlots
 
 
 class InFlight(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxllm import LLM, RequestOutput, SamplingParams
-from jaxllm.scheduling.block_pool import NULL_BLOCK
+from jaxllm.scheduling.cache.block_pool import NULL_BLOCK
 from tests.e2e.inside import core_of, limited
 from tests.e2e.tiny_engine import NUM_LOGPROBS, Job, RecordingScheduler, bits, run_alone, run_together, tiny_llm
 

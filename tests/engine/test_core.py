@@ -14,7 +14,7 @@ from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
-from jaxllm.scheduling.block_residency import BlockResidency
+from jaxllm.scheduling.cache.block_residency import BlockResidency
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler

@@ -27,12 +27,12 @@ from jaxllm.core_messages import (
 )
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.block_pool import NULL_BLOCK
+from jaxllm.scheduling.cache.block_pool import NULL_BLOCK
+from jaxllm.scheduling.cache.state_slots import NO_SLOTS
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import kind_of, needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
-from jaxllm.scheduling.state_slots import NO_SLOTS
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, tally
 from tests.scheduling.pictures import FeatureRows, Traits, end_of
 
@@ -449,7 +449,7 @@ class Simulation:
         """Return the number of prompt tokens that each request lacks, in the policy's order."""
         scheduler = self.scheduler
         ahead = tally(scheduler._in_flight.values())
-        requests = [*scheduler._waiting, *scheduler._reading]
+        requests = [*scheduler._waiting, *scheduler._prompts.reading]
         return {
             request.request_id: request.num_tokens
             - scheduler.num_computed_tokens(request.request_id)

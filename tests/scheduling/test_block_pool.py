@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxllm.scheduling.block_pool import BlockPool, LinkedBlocks
+from jaxllm.scheduling.cache.block_pool import BlockPool, LinkedBlocks
 
 
 def fill(pool: BlockPool, text: bytes, parent: bytes | None = None) -> tuple[int, bytes]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 from jaxllm.core_messages import BlockEviction
-from jaxllm.scheduling.block_pool import BlockPool
-from jaxllm.scheduling.block_residency import BlockResidency
+from jaxllm.scheduling.cache.block_pool import BlockPool
+from jaxllm.scheduling.cache.block_residency import BlockResidency
 from tests.scheduling.simulation import Simulation, make_config, make_request
 
 

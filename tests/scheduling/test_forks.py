@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace as replace_struct
 
 from jaxllm.core_messages import RequestError
-from jaxllm.scheduling.kv_cache_manager import KVCacheManager, PrefixHit, common_length
+from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit, common_length
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.simulation import Simulation, make_config, make_request, state_of

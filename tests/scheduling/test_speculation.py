@@ -179,7 +179,7 @@ def test_drafts_beside_prompts_keep_the_goal_of_streams():
     simulation.add(make_request("late", 60, max_tokens=4))
     sizes, num_alone = list[int](), 0
     while simulation.live:
-        is_read = bool(simulation.scheduler._reading or len(simulation.scheduler._waiting))
+        is_read = bool(simulation.scheduler._prompts.reading or len(simulation.scheduler._waiting))
         plan = simulation.plan()
         assert plan is not None
         sizes += [plan.num_tokens] if is_read else []

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from jaxllm.core_messages import PromptMedia, RequestError
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.scheduling.block_pool import NULL_BLOCK
+from jaxllm.scheduling.cache.block_pool import NULL_BLOCK
 from jaxllm.scheduling.config import GroupConfig, StepTarget
 from jaxllm.scheduling.plan import StepPlan
 from tests.scheduling.pictures import LARGE_PICTURES, PICTURES, Picture, exchanged, make_prompt, prefix

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.scheduling.state_slots import NO_SLOT, StateSlots
+from jaxllm.scheduling.cache.state_slots import NO_SLOT, StateSlots
 from tests.scheduling.simulation import Simulation, make_config, make_request
 from tests.scheduling.test_simulation import TINY, workload
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 
-from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
-from jaxllm.scheduling.block_residency import BlockResidency
+from jaxllm.scheduling.cache.block_pool import NULL_BLOCK, BlockPool
+from jaxllm.scheduling.cache.block_residency import BlockResidency
 from jaxllm.scheduling.config import GroupConfig
 
 

@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from jaxllm.scheduling.block_residency import BlockResidency
+from jaxllm.scheduling.cache.block_residency import BlockResidency
 
 NULL_BLOCK = 0
 """The block that padding writes to; no request ever holds it."""

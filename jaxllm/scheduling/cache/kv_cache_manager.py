@@ -12,13 +12,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
-from jaxllm.scheduling.block_residency import BlockResidency
-from jaxllm.scheduling.cache_group import CacheGroup
+from jaxllm.scheduling.cache.block_pool import NULL_BLOCK, BlockPool
+from jaxllm.scheduling.cache.block_residency import BlockResidency
+from jaxllm.scheduling.cache.cache_group import CacheGroup
+from jaxllm.scheduling.cache.state_slots import NO_SLOT, NO_SLOTS, ChunkSlots, RequestState, StateSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.media import agreeing_length, block_media
 from jaxllm.scheduling.request import Request
-from jaxllm.scheduling.state_slots import NO_SLOT, NO_SLOTS, ChunkSlots, RequestState, StateSlots
 
 type GroupBlocks = tuple[array[int], ...]
 """The blocks of a request in each cache group, in the order of its tokens; null blocks where no later token reads."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from jaxllm.scheduling.block_pool import NULL_BLOCK, BlockPool
+from jaxllm.scheduling.cache.block_pool import NULL_BLOCK, BlockPool
 
 NO_SLOT = NULL_BLOCK
 """The slot that stands for none: a request that begins reads none."""

@@ -1,0 +1,1 @@
+"""Block tables, the pools of blocks and slots behind them, and prefixes that are already computed."""
