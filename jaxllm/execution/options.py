@@ -34,6 +34,11 @@ _GPU_OPTIONS: dict[str, Any] = {
     # With it small matmuls of the same rows become one, and each step puts their weights side by side in memory.
     "xla_gpu_dot_merger_threshold_mb": 0,
 }
+_PASSES_OPTIONS: dict[str, Any] = {
+    # This pass takes each update of the pool in place for a second pool, which a device does not hold. Then it computes
+    # small fusions again in each layer, in more launches, and scratch stays as it is.
+    "xla_disable_hlo_passes": "rematerialization",
+}
 _GRAPH_COMMANDS: tuple[str, ...] = ("FUSION", "CUBLAS", "CUBLASLT", "CUSTOM_CALL", "CUDNN", "DYNAMIC_SLICE_FUSION")
 """What XLA puts into CUDA graphs by default."""
 _GRAPH_LOOPS = ("WHILE", "CONDITIONAL")
@@ -50,7 +55,8 @@ def compiler_options(
 ) -> dict[str, Any]:
     """Return the compiler options of a step; `quantized` is what `widens_rounded_weights` returns.
 
-    `devices` are those of the mesh; options of GPUs depend on them.
+    `devices` are those of the mesh; options of GPUs depend on them. Of what graphs hold and which passes run, XLA_FLAGS
+    takes precedence.
 
     Raises ValueError where a row cannot be kept from depending on the others; `resolve` refuses such configurations.
     """
@@ -59,7 +65,9 @@ def compiler_options(
         raise ValueError(f"batch invariance is not assured in {name} on {platform}")
     if platform == "gpu":
         # cuBLAS needs such weights in another dtype first, in memory. That pays where own kernels take few rows.
-        return _GPU_OPTIONS | _graph_options(devices) | ({} if quantized else CUBLAS_OPTIONS)
+        chosen = _GPU_OPTIONS | ({} if quantized else CUBLAS_OPTIONS)
+        may_be_set = _PASSES_OPTIONS | _graph_options(devices)
+        return chosen | {name: value for name, value in may_be_set.items() if not sets_xla_flag(name)}
     if platform == "tpu":
         return _TPU_OPTIONS
     # Otherwise XLA keeps some bfloat16 intermediates in float32, and a row's value depends on its bucket.
@@ -85,8 +93,6 @@ def _graph_options(devices: Sequence[Device]) -> dict[str, Any]:
       few, until a device has run such graphs.
     - Collectives of the GPUs of one host. Hosts might launch their graphs in different orders. Small sums are then made
       by one kernel that reads the memory of the other GPUs.
-
-    A flag in XLA_FLAGS takes precedence.
     """
     commands, options = [*_GRAPH_COMMANDS], {}
     architecture = getattr(devices[0], "compute_capability", None) if devices else None
@@ -97,7 +103,7 @@ def _graph_options(devices: Sequence[Device]) -> dict[str, Any]:
         options[_SUMS_OPTION] = "COLLECTIVE_KERNEL_ALL_REDUCE"
     if len(commands) > len(_GRAPH_COMMANDS):
         options[_GRAPH_OPTION] = ",".join(commands)
-    return {name: value for name, value in options.items() if not sets_xla_flag(name)}
+    return options
 
 
 def _invariant_operations(dtype: str) -> str:

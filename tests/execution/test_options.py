@@ -44,12 +44,14 @@ def test_the_librarys_matmuls_are_used_where_rows_do_not_depend_on_each_other(
     assert flags == {"bfloat16": INVARIANT_MATMULS, "float32": "" if processor.name == "avx512" else INVARIANT_MATMULS}
 
 
-def test_weights_of_a_gpu_and_of_a_tpu_stay_as_they_are() -> None:
+def test_weights_of_a_gpu_and_of_a_tpu_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     for quantized, matmuls in ((False, {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}), (True, {})):
         options = compiler_options("gpu", "bfloat16", batch_invariant=False, quantized=quantized)
         assert options == {
             "xla_gpu_enable_dynamic_slice_fusion": False,
             "xla_gpu_dot_merger_threshold_mb": 0,
+            "xla_disable_hlo_passes": "rematerialization",
         } | matmuls  # fmt: skip
     assert compiler_options("tpu", "bfloat16", batch_invariant=False) == {
         "xla_tpu_control_large_2nd_minor_layout_for_x16": False
@@ -78,9 +80,14 @@ def test_graphs_hold_loops_except_on_hopper_and_collectives_of_one_host(
     graphs = options.get("xla_gpu_enable_command_buffer")
     assert graphs == (added and f"FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,{added}")
     assert ("xla_gpu_experimental_use_collective_kernels" in options) is ("COLLECTIVES" in (added or ""))
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer=FUSION")
-    options = compiler_options("gpu", "bfloat16", batch_invariant=False, devices=devices)
-    assert "xla_gpu_enable_command_buffer" not in options
+
+
+def test_flags_of_the_user_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = {"xla_gpu_enable_command_buffer": "FUSION", "xla_disable_hlo_passes": "algsimp"}
+    for name, value in flags.items():
+        monkeypatch.setenv("XLA_FLAGS", f"--{name}={value}")
+        options = compiler_options("gpu", "bfloat16", batch_invariant=False, devices=gpus("8.9", 0))
+        assert flags.keys() & options == flags.keys() - {name}
 
 
 @pytest.mark.parametrize(("platform", "dtype"), [("gpu", "bfloat16"), ("tpu", "float32"), ("cpu", "float16")])
