@@ -22,8 +22,6 @@ from compile.tpu_listing import clear
 from jaxllm.execution.options import compiler_options, compiling_for
 
 COMPILER_ERRORS = (ValueError, NotImplementedError, jax.errors.JaxRuntimeError)
-GRAPHS_JAX = (0, 12)
-"""Older versions of jax put no Mosaic GPU kernel into a CUDA graph."""
 
 type Row = dict[str, Any]
 
@@ -119,7 +117,7 @@ def pool_misses(program: Program, *pools: Any, makers: str | None = None) -> lis
 def graph_misses(program: Program) -> list[str]:
     """Return what a GPU launches instead of one command buffer (CUDA graph)."""
     top = [line for line in program.thunks if line and not line.startswith(" ")]
-    if (len(top) == 1 and "kCommandBuffer" in top[0]) or jax.__version_info__ < GRAPHS_JAX:
+    if len(top) == 1 and "kCommandBuffer" in top[0]:
         return []
     return [f"not one command buffer but {len(top)} thunks"]
 

@@ -60,6 +60,9 @@ def test_a_target_is_what_nvidia_says(name: str):
     assert numbers["shared_memory_per_core"] == shared * 1024
     assert numbers["shared_memory_per_block_optin"] == of_a_block * 1024
     assert (numbers["threads_per_core_limit"], numbers["fpus_per_core"]) == (threads, units)
+    # Without a driver's version, jax 0.11 puts neither matmuls nor loops nor the kernels here into CUDA graphs.
+    assert 'driver_version: "13.0.0"' in text
+    assert "runtime_version { major: 13 }" in text
     assert text.count("{") == text.count("}")
     assert fields(text) == fields(gpu_target("h100")) | fields(capability)
 
