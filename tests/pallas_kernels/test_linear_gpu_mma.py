@@ -1,15 +1,11 @@
-"""The matmul for GPUs from Ampere on equals float64's in the interpreter, in which a thread block is one thread.
+"""What only the matmul for GPUs from Ampere on has; test_linear_gpu.py compares it with float64.
 
-The interpreter knows neither `mma` nor copies of a thread: a product of operands stands for the first, in the same
-order of inputs, and the layouts of what threads hold are checked by themselves.
+A thread block is one thread in the interpreter, which knows neither `mma` nor copies of a thread: a product of operands
+stands for the first, in the same order of inputs, and the layouts of what threads hold are checked by themselves.
 """
 
 from __future__ import annotations
 
-from functools import cache, partial
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,81 +15,21 @@ from pallas_kernels.linear import LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS, RARE
 from pallas_kernels.linear.gpu.sizes import DEPTH, WIDENED_ROWS, WORD_BYTES, depth_of_rows
 from pallas_kernels.linear.gpu.words import words_layout
-from pallas_kernels.linear.gpu_mma import Sizes, choose_sizes, gpu_mma_linear
+from pallas_kernels.linear.gpu_mma import choose_sizes
 from pallas_kernels.linear.gpu_mma.copies import copy_steps
 from pallas_kernels.linear.gpu_mma.fragments import as_fragments, fragments_shape, load_operand
 from pallas_kernels.weights import WeightFormat
-from tests.pallas_kernels.gpu import interpreted, traced
-from tests.pallas_kernels.quantized_linear import LAYER, Call, exact, make, sizes_of_sums
+from tests.pallas_kernels.gpu_linear import INPUTS, MMA, run
+from tests.pallas_kernels.quantized_linear import make
 from tests.pallas_kernels.test_gpu_mma import numbers_of_threads
-from tests.pallas_kernels.test_linear_gpu import OUTPUTS, RARE_THAT_RUN, check, multiplied, poisoned
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
-FEW = Sizes(rows=8, outputs=64, parts=2, is_whole=False, stages=3)
-MANY = Sizes(rows=16, outputs=64, parts=2, is_whole=True, stages=2)
-INPUTS = 512
-
-
-@cache
-def compiled(sizes: Sizes, out_dtype: Any) -> Any:
-    def function(call: Call, layer: jax.Array, options: dict[str, Any]) -> jax.Array:
-        settings: dict[str, Any] = {"out_dtype": out_dtype, "sizes": sizes, "interpret": True}
-        return gpu_mma_linear(call.x, call.weight, layer, **settings, **options)
-
-    return jax.jit(function)
-
-
-def run(call: Call, sizes: Sizes, out_dtype: Any = jnp.float32, **options: Any) -> np.ndarray:
-    """Return the product, where the scales of other layers are NaN."""
-    result = interpreted(compiled(sizes, out_dtype), poisoned(call), jnp.int32(LAYER), options)
-    return np.asarray(result, np.float64)
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    [*((name, FEW) for name in (*FORMATS, *RARE_THAT_RUN)), ("q4_k", MANY), ("int4-g64", MANY), ("fp8", MANY)],
-)
-def test_matches_float64(name: str, sizes: Sizes) -> None:
-    call = make((FORMATS | RARE)[name], 5 if sizes is FEW else 19, OUTPUTS, INPUTS)
-    check(call, run(call, sizes))
 
 
 def test_tiles_of_128_outputs() -> None:
     call = make(FORMATS["awq"], 5, 128, INPUTS)
-    narrow, wide = (run(call, FEW._replace(outputs=outputs)) for outputs in (64, 128))
+    narrow, wide = (run(MMA, call, MMA.few._replace(outputs=outputs)) for outputs in (64, 128))
     np.testing.assert_array_equal(narrow, wide)
-
-
-def test_bfloat16_is_rounded_once() -> None:
-    call = make(FORMATS["awq"], 19, OUTPUTS, INPUTS)
-    for sizes in (FEW, MANY):
-        np.testing.assert_allclose(run(call, sizes, jnp.bfloat16), multiplied(call), rtol=2**-8, atol=1e-4)
-
-
-@pytest.mark.parametrize("name", ["gptq", "int8"])
-def test_a_row_does_not_depend_on_the_others(name: str) -> None:
-    """Few rows, with sums that XLA adds up, have the same bits as many rows."""
-    call = make(FORMATS[name], 19, OUTPUTS, INPUTS)
-    whole = run(call, MANY)
-    few = FEW._replace(rows=MANY.rows)  # the interpreter's own matmul rounds depending on the shape
-    np.testing.assert_array_equal(run(call._replace(x=call.x[3:8]), few), whole[3:8])
-
-
-def test_what_is_added() -> None:
-    call = make(FORMATS["gptq"], 5, OUTPUTS, INPUTS)
-    plus, bias = np.full((5, OUTPUTS), 2, np.float32), np.arange(OUTPUTS, dtype=np.float32)
-    got = run(call, FEW, plus_to=jnp.asarray(plus), bias_o=jnp.asarray(bias))
-    np.testing.assert_allclose(got, multiplied(call) + plus + bias, rtol=1e-5, atol=1e-4)
-
-
-def test_many_rows_widen_the_matrix_first() -> None:
-    """No kernel of this project runs then."""
-    call = make(FORMATS["q4_k"], WIDENED_ROWS, 64, 256)
-    multiply = jax.jit(partial(gpu_mma_linear, layer=LAYER, out_dtype=jnp.float32))
-    assert "quantized_linear" not in traced(multiply, call.x, call.weight)
-    assert "quantized_linear" in traced(multiply, call.x[:-1], call.weight)
-    error = abs(np.asarray(multiply(call.x, call.weight), np.float64) - exact(call))
-    assert (error <= 2e-6 * sizes_of_sums(call)).all()
 
 
 @pytest.mark.parametrize("side_by_side", [1, 2, 4])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 from pallas_kernels.linear import LinearShape, pick
 from pallas_kernels.linear.cases import FORMATS
-from tests.pallas_kernels import test_linear_gpu as hopper
-from tests.pallas_kernels import test_linear_gpu_mma as ampere
+from tests.pallas_kernels.gpu_linear import Kernel, both, check, run
 from tests.pallas_kernels.quantized_linear import make
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("quick_compilation")]
@@ -58,9 +56,9 @@ def test_no_matrix_is_refused(model: str, architecture: str) -> None:
             assert op.refusal(shape) is None
 
 
-@pytest.mark.parametrize("kernel", [hopper, ampere], ids=["hopper", "ampere"])
+@both
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), SHRUNK)
 @pytest.mark.parametrize("bits", [4, 8])
-def test_remainders_of_real_matrices(num_outputs: int, num_inputs: int, bits: int, kernel: Any) -> None:
+def test_remainders_of_real_matrices(num_outputs: int, num_inputs: int, bits: int, kernel: Kernel) -> None:
     call = make(FORMATS[four_bits(num_inputs) if bits == 4 else "fp8"], 3, num_outputs, num_inputs)
-    hopper.check(call, kernel.run(call, kernel.FEW))
+    check(call, run(kernel, call, kernel.few))

@@ -7,11 +7,10 @@ instead.
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.paged_attention.gpu.common import TILED_ROWS, num_workers
@@ -21,6 +20,7 @@ from ..xla import finish, xla_linear
 from .kernel import COLUMNS, Item, Items, divide, is_by_row, multiply_tiles
 from .operands import as_words, in_kernel_order
 from .sizes import WIDENED_ROWS, Sizes, choose_sizes
+from .sums import add_parts
 
 __all__ = ["gpu_linear"]
 
@@ -75,8 +75,4 @@ def _multiply(
     grouped = {name: weight.parts[name] for name in form.parts[1:]}
     options = {"out_dtype": dtype, "sizes": sizes, "interpret": interpret}
     y = multiply_tiles(in_kernel_order(padded, form), as_words(weight), grouped, items, form, **options)
-    sums = reduce(jnp.add, list(y))
-    sums = (sums if is_by_row(dtype) else sums.T)[:t]
-    if form.group is None and not sizes.is_whole:
-        sums = sums * lax.dynamic_index_in_dim(weight.scales, layer, keepdims=False).T
-    return sums.astype(out_dtype)
+    return add_parts(y, t, weight, layer, out_dtype, by_row=is_by_row(dtype), is_whole=sizes.is_whole)

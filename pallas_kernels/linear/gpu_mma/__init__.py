@@ -7,16 +7,15 @@ instead, as on Hopper.
 
 from __future__ import annotations
 
-from functools import reduce
-
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
 from jax.typing import DTypeLike
 
 from pallas_kernels.weights.held import Quantized
 
 from ..gpu.operands import as_words, in_kernel_order
 from ..gpu.sizes import WIDENED_ROWS
+from ..gpu.sums import add_parts
 from ..xla import finish, xla_linear
 from .kernel import multiply
 from .sizes import Sizes, choose_sizes, refusal, words_side_by_side
@@ -62,7 +61,4 @@ def _multiply(
     grouped = {name: weight.parts[name] for name in form.parts[1:]}
     dtype = out_dtype if sizes.is_whole else jnp.dtype(jnp.float32)
     sums_pot = multiply(ordered, as_words(weight), grouped, layer, form, dtype, sizes, interpret=interpret)
-    sums_to = reduce(jnp.add, list(sums_pot)).T[:t]
-    if form.group is None and not sizes.is_whole:
-        sums_to = sums_to * lax.dynamic_index_in_dim(weight.scales, layer, keepdims=False).T
-    return sums_to.astype(out_dtype)
+    return add_parts(sums_pot, t, weight, layer, out_dtype, by_row=False, is_whole=sizes.is_whole)

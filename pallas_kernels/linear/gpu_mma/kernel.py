@@ -9,6 +9,7 @@ shared memory meanwhile.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +38,7 @@ from ..gpu.widen import TILES, Widening
 from ..gpu.words import Operands, words_layout
 from .copies import end_group, start_copy, wait_for_groups
 from .fragments import as_fragments, fragments_shape, load_operand
+from .ring import Ring
 from .sizes import OPERAND_ROWS, Sizes, words_side_by_side
 
 _MULTIPLIED = 64
@@ -145,33 +147,31 @@ class _Tile(NamedTuple):
 
     def _add_part(self, part: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
         """Return `before` plus the sums over a part of the inputs."""
-        pieces, ahead = -(-self.num_pieces // self.sizes.parts), self.sizes.stages - 1
+        pieces = -(-self.num_pieces // self.sizes.parts)
         first = part * pieces
         end = lax.min(first + pieces, jnp.int32(self.num_pieces))
-        synchronize(self.interpret)  # the part before has been read
-        for i in range(ahead):
-            self._bring(first + i, first, end)
 
-        def step(i: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        def read(i: Array, stage: Array, state: tuple[Any, ...]) -> tuple[Any, ...]:
             held, sums = state
-            if not self.interpret:
-                wait_for_groups(ahead - 1)
-            synchronize(self.interpret)  # all copies are there, and the piece before has been read
-            self._bring(i + ahead, first, end)
             following = self._load(lax.min(i + 1, end - 1))
-            return following, self._add_piece(lax.rem(i - first, jnp.int32(self.sizes.stages)), held, sums)
+            return following, self._add_piece(stage, held, sums)
 
+        ring = Ring(
+            self.sizes.stages,
+            start=partial(self._bring, end=end),
+            wait=lambda pending: None if self.interpret else wait_for_groups(pending),
+            synchronize=partial(synchronize, self.interpret),
+        )
         nothing = tuple(zeros(x.shape, _MMA.sum) for x in before)
-        _, sums = lax.fori_loop(first, end, step, (self._load(first), nothing))
+        _, sums = ring.stream(first, end, read, lambda: (self._load(first), nothing))
         return tuple(x + total * self.widening.unit for x, total in zip(before, sums, strict=True))
 
     def _load(self, i: Array) -> tuple[Held, ...]:
         return tuple(self.parts.load(self.layer, outputs, i) for outputs in self.operand_outputs)
 
-    def _bring(self, i: Array, first: Array, end: Array) -> None:
+    def _bring(self, i: Array, stage: Array, end: Array) -> None:
         """Start the copies of a piece's codes and rows; if there is no such piece, of nothing."""
         sizes = self.sizes
-        stage = lax.rem(i - first, jnp.int32(sizes.stages))
         outputs = pl.ds(pl.multiple_of(lax.axis_index("outputs") * sizes.outputs, OPERAND_ROWS), sizes.outputs)
         # The last piece ends where a row of codes does.
         word = lax.min(i * DEPTH, jnp.int32(self.words.shape[2] - DEPTH))
