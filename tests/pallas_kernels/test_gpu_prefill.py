@@ -109,6 +109,9 @@ E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
         (shape_of((1, 1), h=256, block_size=128), SHORT, 65, None, False),
         (shape_of((2, 2), h=128, kv_dtype=E4M3), SHORT, NO_WINDOW, None, False),
         (shape_of((1, 1), h=256, block_size=64, kv_dtype=E5M2), SHORT, NO_WINDOW, None, True),
+        # The window's first block is the last one, which has empty slots, and stands for the blocks of its KV tile.
+        (shape_of((1, 1)), [(210, 2)], 1, None, False),
+        (shape_of((1, 1), kv_dtype=E4M3), [(210, 2)], 1, None, False),
     ],
 )
 def test_matches_reference(

@@ -379,7 +379,10 @@ def _sources(program: _Program, tile: Array) -> list[Any]:
 
 
 def _live(program: _Program, tile: Array) -> tuple[Array, Array]:
-    """Return the first row of a KV tile that the query tile sees, and one past the last that is in the context."""
+    """Return the first row of a KV tile that the query tile sees, and one past the last that is in the context.
+
+    Rows before the first may be those of a block with empty slots, which stands for earlier blocks.
+    """
     start = tile * program.config.kv_tile
     return program.query.low - start, program.query.context_len - start
 
