@@ -23,7 +23,7 @@ class Threads:
         """The piece of each group of copies; None where nothing is copied."""
         self.waited_for = 0
         """The number of groups that a thread has waited for."""
-        self.there = 0
+        self.arrived = 0
         """The number of groups that all threads have waited for."""
         self.held: list[tuple[int, int] | None] = [None] * stages
         """The piece of each stage, and the number of its group."""
@@ -34,7 +34,7 @@ class Threads:
     def start(self, piece: int, stage: int, end: int) -> None:
         if piece < end:
             assert self.read_at[stage] < self.meetings, f"piece {piece} is copied over one that is still read"
-            assert self.held[stage] is None or self.held[stage][1] < self.there, "two copies to a stage at a time"
+            assert self.held[stage] is None or self.held[stage][1] < self.arrived, "two copies to a stage at a time"
             self.held[stage] = piece, len(self.groups)
         self.groups.append(piece if piece < end else None)
 
@@ -43,13 +43,13 @@ class Threads:
 
     def synchronize(self) -> None:
         self.meetings += 1
-        self.there = self.waited_for
+        self.arrived = self.waited_for
 
     def read(self, piece: int, stage: int) -> None:
         held = self.held[stage]
         assert held is not None
         assert held[0] == piece
-        assert held[1] < self.there, f"piece {piece} is read before all threads have copied it"
+        assert held[1] < self.arrived, f"piece {piece} is read before all threads have copied it"
         self.read_at[stage] = self.meetings
         self.seen.append(piece)
 
