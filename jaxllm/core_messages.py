@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -209,6 +209,23 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     """time.monotonic() when the request entered the queue and when it was first scheduled."""
 
 
+class NextTokens(NamedTuple):
+    """The next tokens of sequences that go on, where there is nothing else to say: nearly all tokens come so."""
+
+    sequence_ids: list[str]
+    token_ids: list[int]
+
+    def outputs(self) -> list[EngineCoreOutput]:
+        """Return an output for each token."""
+        pairs = zip(self.sequence_ids, self.token_ids, strict=True)
+        return [EngineCoreOutput(request_id=name, new_token_ids=[token_id]) for name, token_id in pairs]
+
+
+def no_tokens() -> NextTokens:
+    """Return the next tokens of no sequence, to be added to."""
+    return NextTokens([], [])
+
+
 class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Drafts since the engine's start."""
 
@@ -275,3 +292,9 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True, array_like=Tr
     """Requests that the scheduler does not know yet, because their grammars are being compiled."""
     engine_index: int = 0
     """The number of the replica whose step it was; the front end sets it."""
+    next_tokens: NextTokens = msgspec.field(default_factory=no_tokens)
+    """The tokens that came after `outputs`."""
+
+    def all_outputs(self) -> list[EngineCoreOutput]:
+        """Return `outputs`, and one for each of the other tokens."""
+        return [*self.outputs, *self.next_tokens.outputs()]

@@ -41,9 +41,9 @@ def build(
     """
     ints, floats, inputs = allocate(shape)
     lengths = _lengths(plan)
-    starts = to_int32([chunk.start for chunk in plan.chunks])
-    _fill_sequences(inputs, plan.chunks, lengths, first_rows(lengths, shape.row_alignment))
-    rows, seqs, positions = _fill_tokens(inputs, plan.chunks, lengths, starts, settings)
+    starts = to_int32([*plan.decodes.starts, *[chunk.start for chunk in plan.others]])
+    _fill_sequences(inputs, plan, lengths, first_rows(lengths, shape.row_alignment))
+    rows, seqs, positions = _fill_tokens(inputs, plan, lengths, starts, settings)
     if plan.has_adapters:
         inputs.tokens.adapter_slots_t[rows] = settings.adapter_slots_s[seqs]
     if plan.kind is not StepKind.SAMPLE:  # mark the tokens of pairs' second texts
@@ -84,8 +84,8 @@ def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:
 def _lengths(plan: StepPlan) -> np.ndarray:
     """Return the number of tokens of each chunk."""
     if plan.decodes_only:
-        return np.ones(len(plan.chunks), np.int32)
-    return to_int32([len(chunk.token_ids) for chunk in plan.chunks])
+        return np.ones(plan.num_chunks, np.int32)
+    return to_int32([*[1] * len(plan.decodes.starts), *[len(chunk.token_ids) for chunk in plan.others]])
 
 
 def num_token_rows(plan: StepPlan, alignment: int) -> int:
@@ -96,26 +96,28 @@ def num_token_rows(plan: StepPlan, alignment: int) -> int:
     return int(first_rows(lengths, alignment)[-1] + lengths[-1])
 
 
-def _fill_sequences(inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray) -> None:
-    num_seqs, sequences = len(chunks), inputs.sequences
+def _fill_sequences(inputs: PackedInputs, plan: StepPlan, lengths: np.ndarray, starts: np.ndarray) -> None:
+    num_seqs, sequences = plan.num_chunks, inputs.sequences
     sequences.query_starts_s[:num_seqs] = starts
     sequences.query_ends_s[:num_seqs] = starts + lengths
     for rows_s in (sequences.query_starts_s, sequences.query_ends_s):
         rows_s[num_seqs:] = sequences.query_ends_s[num_seqs - 1]
     sequences.num_decodes[...] = np.count_nonzero(lengths == 1)
-    previous = [-1 if (row := chunk.previous_row) is None else row for chunk in chunks]
-    inputs.logit_rows.previous_rows_s[:num_seqs] = to_int32(previous)
+    before = plan.decodes.previous_rows or [-1] * len(plan.decodes.starts)
+    previous = [-1 if (row := chunk.previous_row) is None else row for chunk in plan.others]
+    inputs.logit_rows.previous_rows_s[:num_seqs] = to_int32([*before, *previous])
 
 
 def _fill_tokens(
-    inputs: PackedInputs, chunks: Sequence[Chunk], lengths: np.ndarray, starts: np.ndarray, settings: RowSettings
+    inputs: PackedInputs, plan: StepPlan, lengths: np.ndarray, starts: np.ndarray, settings: RowSettings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Fill the tokens' record; return each token's row, sequence and position."""
     tokens, sequences = inputs.tokens, inputs.sequences
     seqs, places = _spread(lengths)
     rows = np.asarray(sequences.query_starts_s)[seqs] + places
     positions = starts[seqs] + places
-    tokens.token_ids_t[rows] = _join([chunk.token_ids for chunk in chunks])
+    known = array("i", plan.decodes.token_ids or bytes(4 * len(plan.decodes.starts)))
+    tokens.token_ids_t[rows] = _join([known, *[chunk.token_ids for chunk in plan.others]])
     tokens.positions_t[rows] = positions
     tokens.rope_lengths_t[rows] = np.maximum(settings.prompt_lens_s[seqs], positions + 1)
     return rows, seqs, positions

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxllm.params.checks import INT32_MAX
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import Chunk, Owner
+from jaxllm.scheduling.plan import Owner, StepPlan
 from jaxllm.scheduling.request import needs_token_counts
 
 
@@ -82,18 +82,20 @@ class KeptRows:
         """The blocks that each slot has in the tables."""
         self._tables = tuple(np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups))
 
-    def take(self, chunks: Sequence[Chunk]) -> RowSettings:
+    def take(self, plan: StepPlan) -> RowSettings:
         """Return the settings of a step's chunks, and bring the tables up to date for them."""
-        owners, blocks = [chunk.owner for chunk in chunks], self._blocks
+        decodes, others, blocks = plan.decodes, plan.others, self._blocks
+        owners = [*decodes.owners, *[chunk.owner for chunk in others]]
         if not self._slots.keys() >= set(owners):
             self._add(owners)
         slots = list(map(self._slots.__getitem__, owners))
-        for slot, chunk in zip(slots, chunks, strict=True):
-            if blocks[slot] is not chunk.block_ids:
-                self._write_blocks(slot, chunk.block_ids)
+        for slot, block_ids in zip(slots, [*decodes.block_ids, *[chunk.block_ids for chunk in others]], strict=True):
+            if blocks[slot] is not block_ids:
+                self._write_blocks(slot, block_ids)
         slots_s = to_int32(slots)
         ints, floats = self._ints[slots_s].T, self._floats[slots_s].T
-        samples_s = np.array([chunk.samples for chunk in chunks])
+        samples_s = np.ones(len(slots), bool)
+        samples_s[len(decodes.starts) :] = [chunk.samples for chunk in others]
         return RowSettings(self._tables, slots_s, samples_s, ints[:2].T, *ints[2:], *floats)
 
     def _add(self, owners: Sequence[Owner]) -> None:

@@ -49,19 +49,19 @@ class RunningStep:
     @running()
     def result(self) -> StepResult:
         """Wait for the tokens and return them as plain Python values."""
-        chunks = self.plan.chunks
+        num_chunks = self.plan.num_chunks
         rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
         if self._host_processors is not None:
             self._host_processors.after_step()
         token_ids = _by_chunk(self.plan, rows)
         if self._output.logprobs is None:
-            return StepResult(token_ids, [None] * len(chunks), [[]] * len(chunks))
+            return StepResult(token_ids, [None] * num_chunks, [[]] * num_chunks)
         return StepResult(token_ids, *read_logprobs(self.plan, rows, self._output.logprobs))
 
 
 def _by_chunk(plan: StepPlan, rows: Sequence[int]) -> list[list[int]]:
     """Return the tokens that each chunk's rows sampled; `rows` has the tokens of all rows."""
-    tokens = [[token_id] for token_id in rows[: len(plan.chunks)]]
+    tokens = [[token_id] for token_id in rows[: plan.num_chunks]]
     for index, first, num_rows in plan.extra_rows:
         if plan.chunks[index].num_drafts:
             tokens[index][:0] = rows[first : first + num_rows]
@@ -164,7 +164,7 @@ class ModelRunner:
                 self._launch(launch)
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
-        settings = self._kept.take(plan.chunks)
+        settings = self._kept.take(plan)
         bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
         shape = self._nearest(self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only))
         inputs = self._build(plan, masks, shape.batch, settings)
@@ -184,7 +184,7 @@ class ModelRunner:
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> _RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
         shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
-        inputs = self._build(plan, masks, shape.batch, self._kept.take(plan.chunks))
+        inputs = self._build(plan, masks, shape.batch, self._kept.take(plan))
         outputs = self._launch(self._step(plan, inputs, shape))
         assert isinstance(outputs, Array)
         return _RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
@@ -260,7 +260,7 @@ class ModelRunner:
         vocab_size = self.compiler.model.config.vocab_size
         return [
             (chunk.owner.count_row, count_tokens(chunk.history, chunk.owner.num_prompt_tokens, vocab_size))
-            for chunk in plan.chunks
+            for chunk in plan.others
             if chunk.history is not None and chunk.owner.count_row is not None
         ]
 

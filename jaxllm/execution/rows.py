@@ -28,7 +28,7 @@ def least_sampling(plan: StepPlan, rows: RowSettings, masks: Sequence[RowMask | 
 
 def fill_rows(inputs: PackedInputs, plan: StepPlan, rows: RowSettings, ends: np.ndarray) -> None:
     """Fill the records of the rows, after those of sequences. `ends` are the chunks' ends."""
-    chunks, num_seqs = plan.chunks, len(plan.chunks)
+    num_seqs = plan.num_chunks
     sampling, rules, uses = inputs.sampling, inputs.rules, inputs.uses
     sampling.seeds_s2[:num_seqs] = rows.seeds_s2
     sampling.positions_s[:num_seqs] = ends
@@ -36,9 +36,11 @@ def fill_rows(inputs: PackedInputs, plan: StepPlan, rows: RowSettings, ends: np.
     sampling.top_k_s[:num_seqs] = rows.top_k_s
     sampling.top_p_s[:num_seqs] = rows.top_p_s
     sampling.min_p_s[:num_seqs] = rows.min_p_s
-    rules.num_outputs_s[:num_seqs] = to_int32([chunk.num_output_tokens for chunk in chunks])
+    first = len(plan.decodes.starts)
+    rules.num_outputs_s[:first] = ends[:first] - rows.prompt_lens_s[:first]
+    rules.num_outputs_s[first:num_seqs] = to_int32([chunk.num_output_tokens for chunk in plan.others])
     for name, values_s in rules.extra_args.items():
-        for row, chunk in enumerate(chunks):
+        for row, chunk in enumerate(plan.chunks):
             if chunk.params.extra_args and name in chunk.params.extra_args:
                 values_s[row] = chunk.params.extra_args[name]
     uses.truncation[...] = rows.sampled(Wants.TRUNCATION).any()
@@ -149,10 +151,10 @@ def _asked_ids(plan: StepPlan) -> Iterator[list[int] | None]:
 
 def _fill_logit_rows(inputs: PackedInputs, plan: StepPlan) -> None:
     """Fill in the token of each row; the prompt token at position p - 1 predicts the one at p."""
-    logit_rows, rules, sequences, chunks = inputs.logit_rows, inputs.rules, inputs.sequences, plan.chunks
-    logit_rows.logit_tokens_s[: len(chunks)] = sequences.query_ends_s[: len(chunks)] - 1
+    logit_rows, rules, sequences, num_chunks = inputs.logit_rows, inputs.rules, inputs.sequences, plan.num_chunks
+    logit_rows.logit_tokens_s[:num_chunks] = sequences.query_ends_s[:num_chunks] - 1
     for index, first, num_rows in plan.extra_rows:
-        chunk, rows = chunks[index], slice(first, first + num_rows)
+        chunk, rows = plan.chunks[index], slice(first, first + num_rows)
         if chunk.num_drafts:
             last_token = int(logit_rows.logit_tokens_s[index])
             logit_rows.logit_tokens_s[rows] = np.arange(last_token - num_rows, last_token)

@@ -103,6 +103,40 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
+UNKNOWN = array("i", (0,))
+"""The token of every chunk whose token is not known."""
+
+
+class Decodes(NamedTuple):
+    """Chunks of one token that sample and have no drafts, scores or media, as columns: most rows of most steps.
+
+    The lists must not be changed.
+    """
+
+    owners: Sequence[Owner]
+    starts: Sequence[int]
+    """The position of each token."""
+    token_ids: Sequence[int]
+    """Empty if the tokens are being sampled by the step in flight."""
+    previous_rows: Sequence[int]
+    """The rows of that step, or empty."""
+    block_ids: Sequence[tuple[array[int], ...]]
+
+    def chunks(self) -> list[Chunk]:
+        """Return a chunk for each row."""
+        tokens = [array("i", (token_id,)) for token_id in self.token_ids] or [UNKNOWN] * len(self.owners)
+        rows = self.previous_rows or [None] * len(self.owners)
+        return [
+            Chunk(owner, start, token, row, block_ids, True, start + 1 - owner.num_prompt_tokens)
+            for owner, start, token, row, block_ids in zip(
+                self.owners, self.starts, tokens, rows, self.block_ids, strict=True
+            )
+        ]
+
+
+NO_DECODES = Decodes((), (), (), (), ())
+
+
 class ExtraRows(NamedTuple):
     """The extra rows of a chunk."""
 
@@ -118,8 +152,8 @@ class StepPlan:
     """The work of one step. Every plan that the scheduler returns must be run, in order, and committed."""
 
     step_id: int
-    chunks: tuple[Chunk, ...]
-    """The chunks, at least one: chunks of one token (decode rows) first, then the longer ones."""
+    others: tuple[Chunk, ...]
+    """The chunks besides `decodes`: chunks of one token first, then the longer ones."""
     num_preempted: int
     kind: StepKind = StepKind.SAMPLE
     copies: tuple[tuple[tuple[int, int], ...], ...] = ()
@@ -130,32 +164,41 @@ class StepPlan:
     """False if no chunk has an adapter."""
     encodes: tuple[Encode, ...] = ()
     """The images and videos to encode before the step runs."""
+    decodes: Decodes = NO_DECODES
+    """The first rows of the step."""
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Return all chunks, at least one: those of one token first. Making those of `decodes` takes time."""
+        return (*self.decodes.chunks(), *self.others)
+
+    @property
+    def num_chunks(self) -> int:
+        return len(self.decodes.starts) + len(self.others)
 
     @cached_property
     def num_tokens(self) -> int:
-        if self.decodes_only:
-            return len(self.chunks)
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return len(self.decodes.starts) + sum(len(chunk.token_ids) for chunk in self.others)
 
     @property
     def decodes_only(self) -> bool:
         """Return whether no chunk has more than one token."""
-        return len(self.chunks[-1].token_ids) == 1
+        return not self.others or len(self.others[-1].token_ids) == 1
 
     @cached_property
     def extra_rows(self) -> tuple[ExtraRows, ...]:
         """Return the extra rows of each chunk that has some."""
-        extra, row = [], len(self.chunks)
-        for index in [index for index, chunk in enumerate(self.chunks) if chunk.num_drafts or chunk.scored_ids]:
-            num_rows = self.chunks[index].num_extra_rows
-            extra.append(ExtraRows(index, row, num_rows))
-            row += num_rows
+        extra, row = [], self.num_chunks
+        for index, chunk in enumerate(self.others, start=len(self.decodes.starts)):
+            if num_rows := chunk.num_extra_rows:
+                extra.append(ExtraRows(index, row, num_rows))
+                row += num_rows
         return tuple(extra)
 
     @cached_property
     def num_rows(self) -> int:
         """Return the number of rows of logits: one per chunk, then the extra rows, chunk by chunk."""
-        return len(self.chunks) + sum(extra.num_rows for extra in self.extra_rows)
+        return self.num_chunks + sum(extra.num_rows for extra in self.extra_rows)
 
 
 @dataclass(frozen=True, slots=True)

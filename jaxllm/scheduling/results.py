@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptLogprobs, RequestError, TokenLogprobs
+from jaxllm.core_messages import (
+    EngineCoreOutput,
+    NextTokens,
+    Pooled,
+    PromptLogprobs,
+    RequestError,
+    TokenLogprobs,
+    no_tokens,
+)
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.request import Request, find_end
@@ -16,6 +24,8 @@ class Taken(NamedTuple):
     """What a step gave to its requests."""
 
     outputs: list[EngineCoreOutput]
+    next_tokens: NextTokens
+    """The tokens of requests that go on, and that `outputs` says nothing of."""
     ended: list[tuple[Request, str]]
     """The requests that end with it, and their finish reasons."""
 
@@ -31,16 +41,18 @@ def take_samples(
     plan: StepPlan,
     requests: Sequence[Request],
     result: StepResult,
+    end_ids: Collection[int],
     speculation: Speculation | None = None,
 ) -> Taken:
-    """Append the tokens that a step sampled to their requests."""
-    taken = Taken([], [])
-    outputs, tables, block_size = taken.outputs, cache.tables, cache.block_size
+    """Append the tokens that a step sampled to their requests. `end_ids` has all tokens that may end a request."""
+    taken = Taken([], no_tokens(), [])
+    tables, block_size, first = cache.tables, cache.block_size, len(plan.decodes.starts)
     if speculation is not None:
         speculation.take_time(plan, result.seconds)
-    for chunk, request, sampled_ids, logprobs, prompt_logprobs in zip(
-        plan.chunks, requests, result.token_ids, result.logprobs, result.prompt_logprobs, strict=True
-    ):
+    if first:
+        _take_decodes(cache, requests[:first], result, end_ids, taken)
+    of_others = [each[first:] for each in (requests, result.token_ids, result.logprobs, result.prompt_logprobs)]
+    for chunk, request, sampled_ids, logprobs, prompt_logprobs in zip(plan.others, *of_others, strict=True):
         if request.finish_reason is not None:
             continue  # ended while this step was in flight
         table = tables[request.request_id]
@@ -64,12 +76,32 @@ def take_samples(
         if table.state is not None:
             cache.register_saved(request, table)
         new_ids = sampled_ids if num_new == len(sampled_ids) else sampled_ids[:num_new]
-        if end is None and logprobs is None and scores is None:
-            outputs.append(_plain_output(request, new_ids))
-        else:
-            shown = None if logprobs is None else list(logprobs[:num_new])
-            taken.add(request, make_output(request, new_ids, shown, scores, *(end or (None, None))))
+        shown = None if logprobs is None else list(logprobs[:num_new])
+        taken.add(request, make_output(request, new_ids, shown, scores, *(end or (None, None))))
     return taken
+
+
+def _take_decodes(
+    cache: KVCacheManager, requests: Sequence[Request], result: StepResult, end_ids: Collection[int], taken: Taken
+) -> None:
+    """Do as `take_samples` for the decodes of a step, its first rows."""
+    tables, block_size, (sequence_ids, token_ids) = cache.tables, cache.block_size, taken.next_tokens
+    for request, (token_id,), logprobs in zip(requests, result.token_ids, result.logprobs, strict=False):
+        if request.finish_reason is not None:
+            continue  # ended while this step was in flight
+        request.token_ids.append(token_id)
+        table = tables[request.request_id]
+        table.num_computed_tokens += 1
+        if table.num_computed_tokens >= (table.num_registered + 1) * block_size:
+            cache.register(request, table, table.num_computed_tokens)
+        may_end = token_id in end_ids or len(request.token_ids) >= request.most_tokens
+        end = find_end(request) if may_end else None
+        if end is None and logprobs is None:
+            sequence_ids.append(request.request_id)
+            token_ids.append(token_id)
+            continue
+        shown = None if logprobs is None else list(logprobs)
+        taken.add(request, make_output(request, [token_id], shown, None, *(end or (None, None))))
 
 
 def _append_checked(
@@ -89,7 +121,7 @@ def _append_checked(
 
 def take_pooled(cache: KVCacheManager, plan: StepPlan, requests: Sequence[Request], result: StepResult) -> Taken:
     """Collect the pooled outputs of chunks, until their prompts are done."""
-    taken = Taken([], [])
+    taken = Taken([], no_tokens(), [])
     for chunk, request, pooled in zip(plan.chunks, requests, result.pooled, strict=True):
         if request.finish_reason is not None:
             continue  # ended while this step was in flight
@@ -124,18 +156,6 @@ def make_output(
         finish_reason=finish_reason,
         stop_reason=stop_reason,
         error=error,
-        num_cached_tokens=request.num_cached_tokens,
-        num_preemptions=request.num_preemptions,
-        queued_ts=request.queued_ts,
-        scheduled_ts=request.scheduled_ts or 0.0,
-    )
-
-
-def _plain_output(request: Request, new_token_ids: list[int]) -> EngineCoreOutput:
-    """Return the output of a request that goes on, without log-probabilities: one is made for almost every token."""
-    return EngineCoreOutput(
-        request_id=request.request_id,
-        new_token_ids=new_token_ids,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         queued_ts=request.queued_ts,

@@ -20,12 +20,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError, SchedulerStats
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, NextTokens, RequestError, SchedulerStats
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
 from jaxllm.scheduling.config import SchedulerConfig
+from jaxllm.scheduling.decodes import Continuing
 from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
 from jaxllm.scheduling.media import MediaCache
@@ -82,6 +83,9 @@ class Scheduler:
         self._are_rows_given_up = False
         """True if the plan being made had to take rows of media from a request that lacks blocks."""
         self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
+        self._continuing = Continuing(self.cache, self._waiting)
+        self._end_ids: set[int] = set()
+        """The tokens that end some unfinished request, at least."""
         self._prompts = PromptLine(shares, self.cache, self._waiting, self._forks, self.adapters, self._seats)
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
@@ -101,6 +105,7 @@ class Scheduler:
         self._counters.num_arrivals += 1
         self._requests[request.request_id] = entry
         self._kinds.add(entry.kind)
+        self._end_ids.update(entry.end_ids)
         self._waiting.push(entry)
 
     def _find_donor(self, request_id: str) -> Request | None:
@@ -151,7 +156,7 @@ class Scheduler:
             self.adapters.forget(request)
             request.finish_reason = finish_reason
         else:
-            request.finish_reason = finish_reason
+            request.finish_reason, request.row_step = finish_reason, -1
             self._give_back(request)
             if finish_reason not in ("abort", "error") and self._forks.wants(request):
                 self.cache.park(request)
@@ -178,9 +183,8 @@ class Scheduler:
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
             step = StepBuilder(self.config, kind, self.adapters, self.media, self._most_prompt_tokens(kind))
-            num_left = step.num_tokens - self._num_decodes(kind)
-            num_prompt_tokens = max(1, min(step.num_prompt_tokens, num_left))
-            shares = self._prompts.share_out(kind, num_prompt_tokens, late)
+            shares = self._share_out(step, late)
+            self._continue(step, late)
             self._fill(step, late, shares)
             if shares and not step.num_planned:  # those that have shares cannot use them
                 self._fill(step, late, {})
@@ -195,8 +199,33 @@ class Scheduler:
             self._counters.num_steps += 1
             self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - step.num_tokens
             self._put_in_flight(plan, requests)
+            self._continuing.follow(plan, requests)
             return plan
         return self.plan(late, cut_drafts) if self._are_rows_given_up else None
+
+    def _share_out(self, step: StepBuilder, late: Collection[str]) -> dict[Request, int]:
+        """Return the most tokens of an empty step that prompts may have."""
+        if not self._prompts:
+            return {}
+        num_left = step.num_tokens - self._num_decodes(step.kind)
+        return self._prompts.share_out(step.kind, max(1, min(step.num_prompt_tokens, num_left)), late)
+
+    def _continue(self, step: StepBuilder, late: Collection[str]) -> None:
+        """Give those that the last step samples for their next tokens, if there is room for these and all others.
+
+        Otherwise the policy's order decides, in `_plan_running`: an image that must be whole may take the whole step.
+        """
+        has_rules = self._speculation is not None or self.cache.slots is not None
+        if step.kind is not StepKind.SAMPLE or has_rules or any(request.media for request in self._prompts.reading):
+            return
+        num_running, last_step = len(self._running), self._counters.num_steps - 1
+        if num_running <= min(step.num_tokens, step.num_rows):
+            are_known, num_tokens = last_step not in self._in_flight, step.num_tokens
+            step.begin_with(
+                *self._continuing.advance(
+                    last_step, late, are_known=are_known, num_running=num_running, num_tokens=num_tokens
+                )
+            )
 
     def _fill(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
         if self._plan_running(step, late, shares):
@@ -252,7 +281,8 @@ class Scheduler:
 
     def _plan_running(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> bool:
         """Give running requests their tokens, in order; return whether waiting requests may follow."""
-        running, cache, waiting, last_step = self._running, self.cache, self._waiting, self._counters.num_steps - 1
+        running, cache, waiting = step.others(self._running), self.cache, self._waiting
+        last_step = self._counters.num_steps - 1
         tables, block_size, kind, reading = cache.tables, cache.block_size, step.kind, self._prompts.reading
         index = 0
         while index < len(running):  # preemption shortens it
@@ -306,6 +336,7 @@ class Scheduler:
         table = self.cache.tables[request.request_id]
         self.cache.trim(table, start)
         while not self.cache.grow(table, start + num_tokens):
+            assert not step.has_begun, "there are blocks for all"
             if self.cache.give_up_parked(spared=()):
                 continue
             last = self._running[-1]
@@ -322,6 +353,7 @@ class Scheduler:
         self._running.remove(request)
         self._give_back(request)
         self.cache.close_table(request)
+        request.row_step = -1
         self._waiting.push(request)
         request.pooled.clear()
         request.num_preemptions += 1
@@ -420,8 +452,14 @@ class Scheduler:
 
         Steps run in order on the device: a later plan may share a block as soon as the step that fills it is planned.
         """
-        step_id = plan.step_id
-        for row, (chunk, request) in enumerate(zip(plan.chunks, requests, strict=True)):
+        step_id, num_decodes = plan.step_id, len(plan.decodes.starts)
+        for row in range(num_decodes):
+            request = requests[row]
+            request.num_planned += 1
+            request.num_unknown += 1
+            request.row, request.row_step = row, step_id
+        others = zip(plan.others, requests[num_decodes:], strict=True)
+        for row, (chunk, request) in enumerate(others, start=num_decodes):
             request.num_planned += len(chunk.token_ids)
             request.num_unknown += chunk.samples
             request.row, request.row_step = row if chunk.samples and not chunk.num_drafts else -1, step_id
@@ -433,26 +471,34 @@ class Scheduler:
 
     # -- commit --------------------------------------------------------------------------------------------------------
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[EngineCoreOutput]:
-        """Record the result of the oldest step in flight; return an output for each request that got a token."""
+    def commit(self, plan: StepPlan, result: StepResult) -> tuple[list[EngineCoreOutput], NextTokens]:
+        """Record the result of the oldest step in flight; return an output for each request that got one, and the
+        tokens of those that go on and need no output.
+        """
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
         is_plain = plan.kind is StepKind.SAMPLE and not (plan.encodes or plan.adapter_loads)
         if result.seconds and is_plain:
             self._times.record(plan.num_tokens, result.seconds)
-        for chunk, request in zip(plan.chunks, requests, strict=True):
+        num_decodes = len(plan.decodes.starts)
+        for request in requests[:num_decodes]:
+            request.num_planned -= 1
+            request.num_unknown -= 1
+        for chunk, request in zip(plan.others, requests[num_decodes:], strict=True):
             request.num_planned -= len(chunk.token_ids)
             request.num_unknown -= chunk.samples
         if plan.kind is StepKind.SAMPLE:
-            taken = take_samples(self.cache, plan, requests, result, self._speculation)
+            taken = take_samples(self.cache, plan, requests, result, self._end_ids, self._speculation)
         else:
             taken = take_pooled(self.cache, plan, requests, result)
         for request, finish_reason in taken.ended:
             self._end(request, finish_reason)
         if taken.ended:
             self._running = [request for request in self._running if request.finish_reason is None]
-        return taken.outputs
+            if not self._requests:
+                self._end_ids.clear()
+        return taken.outputs, taken.next_tokens
 
     # -- the state, seen from outside ----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from jaxllm.scheduling.cache.kv_cache_manager import BlockTable, GroupBlocks
 from jaxllm.scheduling.cache.state_slots import ChunkSlots
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.media import ChunkMedia, MediaCache, span_end
-from jaxllm.scheduling.plan import NO_IDS, Chunk, Owner, StepKind, StepPlan
+from jaxllm.scheduling.plan import NO_DECODES, NO_IDS, UNKNOWN, Chunk, Decodes, Owner, StepKind, StepPlan
 from jaxllm.scheduling.request import Request
 
 
@@ -29,8 +29,6 @@ class InFlight(NamedTuple):
 
 
 NOTHING_IN_FLIGHT = InFlight()
-_UNKNOWN = array("i", (0,))
-"""The token of every chunk whose token is not known."""
 type _Rare = tuple[array[int] | None, int, ChunkMedia | None, array[int]]
 """What few chunks have: `history`, `score_start`, `media` and `scored_ids`."""
 _NOTHING_RARE: _Rare = (None, 0, None, NO_IDS)
@@ -89,13 +87,24 @@ class StepBuilder:
         self._cuts_prompts = config.enable_chunked_prefill
         self._adapters, self._media = adapters, media
         media.begin_step(config.max_num_batched_tokens)
+        self._continued: list[Request] = []
+        self._continued_rows = NO_DECODES
         self._decodes: list[tuple[Request, Chunk]] = []
         self._longer: list[tuple[Request, Chunk]] = []
 
     @property
     def is_spent(self) -> bool:
         # The room is a multiple of the alignment, and so has room for one more row if it is larger.
-        return not (self.num_tokens and self.num_rows and len(self._decodes) < self._row_room)
+        return not (self.num_tokens and self.num_rows and self._num_decodes < self._row_room)
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether `begin_with` has given the step rows."""
+        return bool(self._continued)
+
+    @property
+    def _num_decodes(self) -> int:
+        return len(self._continued) + len(self._decodes)
 
     @property
     def num_planned(self) -> int:
@@ -115,7 +124,7 @@ class StepBuilder:
 
         What `is_whole` may have as much of prompts as the step holds, if no other prompt has a part in it.
         """
-        rows = self._row_room - self._aligned(len(self._decodes) + num_behind)
+        rows = self._row_room - self._aligned(self._num_decodes + num_behind)
         room = max(1, min(self.num_tokens - num_behind, rows))
         is_free = is_whole and self.num_prompt_tokens == self._most_prompt_tokens
         return room if is_free else min(room, self.num_prompt_tokens)
@@ -175,6 +184,19 @@ class StepBuilder:
     def _limit_media(self, request: Request, media: PromptMedia, start: int, num_tokens: int) -> int:
         return self._media.limit(request.request_id, media, start, num_tokens)
 
+    def begin_with(self, decodes: Decodes, requests: list[Request]) -> None:
+        """Make decodes the first rows of the step, which is still empty."""
+        self._continued_rows, self._continued = decodes, requests
+        self.num_tokens -= len(requests)
+        self.num_rows -= len(requests)
+
+    def others(self, requests: list[Request]) -> list[Request]:
+        """Return the requests that the step has not begun with."""
+        if len(self._continued) == len(requests):
+            return []
+        members = set(self._continued)
+        return [request for request in requests if request not in members] if members else requests
+
     def add(
         self,
         request: Request,
@@ -192,7 +214,7 @@ class StepBuilder:
         owner, block_ids = request.owner, table.shown()
         assert owner is not None, "the request does not run"
         is_known = start < num_known
-        token_ids, row = (request.token_ids[start:end], None) if is_known else (_UNKNOWN, request.row)
+        token_ids, row = (request.token_ids[start:end], None) if is_known else (UNKNOWN, request.row)
         if is_known or request.media is not None:
             rare = self._rare(request, owner, start, num_tokens, is_admitted)
         else:
@@ -265,11 +287,13 @@ class StepBuilder:
     def finish(self, step_id: int) -> tuple[StepPlan, list[Request]] | None:
         """Return the plan and the requests of its rows, or None if it is empty."""
         rows = self._decodes + self._longer
-        if not rows:
+        if not rows and not self._continued:
             return None
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
         adapter_loads = self._adapters.take_loads(), self._adapters.is_used
         encodes = self._media.end_step()
-        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes)
-        return plan, [request for request, _ in rows]
+        plan = StepPlan(
+            step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes, self._continued_rows
+        )
+        return plan, [*self._continued, *[request for request, _ in rows]]

@@ -65,7 +65,7 @@ def prefill_step(runner: Any) -> StepPlan:
         samples=True,
         num_output_tokens=0,
     )
-    return StepPlan(step_id=0, chunks=(chunk,), num_preempted=0)
+    return StepPlan(step_id=0, others=(chunk,), num_preempted=0)
 
 
 if __name__ == "__main__":

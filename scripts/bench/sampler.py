@@ -190,7 +190,7 @@ class StepCase:
         shape = compiler.batch_shape(plan)
         masks = [None] * len(plan.chunks)
         self._runner = runner
-        settings = KeptRows(len(masks), len(shape.query_tiles), shape.max_blocks).take(plan.chunks)
+        settings = KeptRows(len(masks), len(shape.query_tiles), shape.max_blocks).take(plan)
         vocab_size = compiler.model.config.vocab_size
         self._inputs = build(plan, shape, compiler.config.block_size, vocab_size, masks, settings)
         sampling = least_sampling(plan, settings, masks)
@@ -237,7 +237,7 @@ def decode_plan(
         )
     return StepPlan(
         step_id=0,
-        chunks=tuple(
+        others=tuple(
             Chunk(
                 owner=Owner(request_id=str(row), num_prompt_tokens=CONTEXT, params=params, seed=row),
                 start=CONTEXT,

@@ -27,6 +27,7 @@ from jaxllm.core_messages import (
     RequestError,
     SchedulerStats,
     TokenLogprobs,
+    no_tokens,
     split,
 )
 from jaxllm.engine.client.remote_client import RemoteClient
@@ -158,10 +159,19 @@ class MockCore(HoldsAdapters):
             time.sleep(self._next - now)
         outputs, self._reports = self._reports, []
         running = list(self._streams.values())[: self._max_num_seqs]
-        outputs += map(self._advance, running)
+        next_tokens = no_tokens()
+        for stream in running:
+            output = self._advance(stream)
+            if stream.num_tokens == 1 or output.finish_reason or output.new_logprobs:
+                outputs.append(output)
+            else:
+                next_tokens.sequence_ids.append(output.request_id)
+                next_tokens.token_ids.extend(output.new_token_ids)
         self._num_steps += 1
         self._num_tokens += len(running)
-        return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic())
+        return EngineCoreOutputs(
+            outputs=outputs, stats=self.stats(), timestamp=time.monotonic(), next_tokens=next_tokens
+        )
 
     def launch_ahead(self) -> None:
         """Do nothing: there is no device."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
-from jaxllm.core_messages import EngineCoreOutput, RequestError, sequence_ids
+from jaxllm.core_messages import EngineCoreOutput, NextTokens, RequestError, sequence_ids
 from jaxllm.engine.front.growing_request import TextReader
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.logprobs import Logprob
@@ -44,7 +44,7 @@ class RecordingScheduler(Scheduler):
             self.in_flight += (plan,)
         return plan
 
-    def commit(self, plan: StepPlan, result: StepResult) -> list[EngineCoreOutput]:
+    def commit(self, plan: StepPlan, result: StepResult) -> tuple[list[EngineCoreOutput], NextTokens]:
         self.in_flight = tuple(each for each in self.in_flight if each.step_id != plan.step_id)
         return super().commit(plan, result)
 

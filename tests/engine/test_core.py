@@ -157,7 +157,7 @@ def run_all(core: EngineCore) -> dict[str, list[int]]:
     for _ in range(100):
         if not core.has_unfinished_requests():
             return tokens
-        for output in core.step().outputs:
+        for output in core.step().all_outputs():
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
     raise AssertionError("the core does not come to an end")
 
@@ -205,7 +205,7 @@ def test_a_step_launched_ahead_is_on_the_device_while_outputs_are_handled() -> N
     add(core, "a")
     handled: list[tuple[list[int], str]] = []
     while core.has_unfinished_requests():
-        outputs = core.step().outputs
+        outputs = core.step().all_outputs()
         core.launch_ahead()
         scheduler.check()
         handled += [(output.new_token_ids, runner.events[-1]) for output in outputs]
@@ -229,7 +229,7 @@ def test_an_abort_with_two_steps_in_flight_is_reported_once() -> None:
     core.launch_ahead()
     core.abort_requests(["a"])
     scheduler.check()
-    outputs = core.step().outputs
+    outputs = core.step().all_outputs()
     core.launch_ahead()
     assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort")]
     assert run_all(core) == {"b": [2, 3, 4, 5, 6]}
@@ -253,11 +253,11 @@ def test_a_failure_to_launch_ahead_comes_after_the_outputs_of_the_step_before() 
     add(core, "short", max_tokens=3)
     add(core, "long", max_tokens=20)
     steps = [client.step(wait=True) for _ in range(3)]
-    assert [len(step.outputs) for step in steps if step is not None] == [0, 1, 2]
+    assert [len(step.all_outputs()) for step in steps if step is not None] == [0, 1, 2]
     runner.failure = RuntimeError("no launch")
     step = client.step(wait=True)
     assert step is not None
-    assert {output.request_id: output.finish_reason for output in step.outputs} == {"short": "length", "long": None}
+    assert {output.request_id: output.finish_reason for output in step.all_outputs()} == {"short": "length", "long": None}
     with pytest.raises(RuntimeError, match="no launch"):
         client.step(wait=True)
     runner.failure = None
@@ -278,7 +278,7 @@ def test_an_interrupted_launch_ahead_is_raised_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         core.launch_ahead()
     runner.failure = None
-    assert [output.finish_reason for output in core.step().outputs] == ["error"]
+    assert [output.finish_reason for output in core.step().all_outputs()] == ["error"]
     assert not core.has_unfinished_requests()
 
 
@@ -289,7 +289,7 @@ def test_a_shutdown_forgets_a_failure_to_launch_ahead() -> None:
     runner.failure = RuntimeError("no launch")
     core.launch_ahead()
     core.shutdown()
-    assert [output.finish_reason for output in core.step().outputs] == ["error"]
+    assert [output.finish_reason for output in core.step().all_outputs()] == ["error"]
     assert not core.has_unfinished_requests()
 
 
@@ -309,7 +309,7 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_usable_engine(overlap: boo
     with pytest.raises(RuntimeError, match="fell over"):
         run_all(core)
     assert runner.events[-1] == "reset"
-    aborted = core.step().outputs
+    aborted = core.step().all_outputs()
     assert {output.request_id: output.finish_reason for output in aborted} == {"a": "error", "b": "error"}
     failed = RequestError("internal", "A step failed: RuntimeError: the device fell over")
     assert [output.error for output in aborted] == [failed, failed]
@@ -317,7 +317,7 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_usable_engine(overlap: boo
     assert scheduler.stats().num_blocks_in_use == 0
     runner.fail_at = None
     add(core, "a")
-    [output] = [output for output in core.step().outputs + core.step().outputs if output.request_id == "a"][:1]
+    [output] = [output for output in core.step().all_outputs() + core.step().all_outputs() if output.request_id == "a"][:1]
     assert output.num_cached_tokens == 0, "what the failed steps wrote must not be found again"
 
 
@@ -327,7 +327,7 @@ def test_an_abort_is_reported_once() -> None:
     core.step()
     core.abort_requests(["a", "unknown"])
     assert core.has_unfinished_requests()
-    outputs = core.step().outputs
+    outputs = core.step().all_outputs()
     assert [(output.request_id, output.finish_reason) for output in outputs] == [("a", "abort")]
     assert not core.has_unfinished_requests()
     assert scheduler.stats().num_blocks_in_use == 0
@@ -389,7 +389,7 @@ def test_only_requests_with_structured_outputs_are_said_to_be_admitted() -> None
     core, _, _ = make_core(masks=masks)
     add(core, "a", params=SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
     add(core, "plain")
-    outputs = [*core.step().outputs, *core.step().outputs]
+    outputs = [*core.step().all_outputs(), *core.step().all_outputs()]
     masks.compiling = set()
     assert not any(output.is_admitted for output in outputs)
     admitted = [output for output in run_steps(core) if output.is_admitted]
@@ -408,7 +408,7 @@ def test_only_what_a_request_asks_for_is_its_own_mistake(monkeypatch: pytest.Mon
     core, _, scheduler = make_core()
     add(core, "a")
     add(core, "a")
-    (output,) = core.step().outputs
+    (output,) = core.step().all_outputs()
     assert (output.error and (output.error.kind, output.error.parameter)) == ("invalid", "request_id")
 
     def fail(request: EngineCoreRequest) -> None:
@@ -427,7 +427,7 @@ def test_requests_that_a_scheduler_loses_end_with_an_error() -> None:
     scheduler._begin()
     with pytest.raises(RuntimeError, match="has lost 2 requests"):
         core.step()
-    assert [(each.request_id, each.finish_reason) for each in core.step().outputs] == [("a", "error"), ("b", "error")]
+    assert [(each.request_id, each.finish_reason) for each in core.step().all_outputs()] == [("a", "error"), ("b", "error")]
     assert not core.has_unfinished_requests()
 
 
@@ -440,7 +440,7 @@ def test_shutdown_ends_the_requests_and_drops_the_device() -> None:
     core.shutdown()
     core.shutdown()
     assert held() is None
-    ended = [(output.request_id, output.finish_reason, output.error) for output in core.step().outputs]
+    ended = [(output.request_id, output.finish_reason, output.error) for output in core.step().all_outputs()]
     assert ended == [("a", "error", RequestError("internal", "The engine was shut down."))]
     assert not core.has_unfinished_requests()
     assert scheduler.stats().num_blocks_in_use == 0
@@ -451,7 +451,7 @@ def test_shutdown_ends_the_requests_and_drops_the_device() -> None:
 
 def test_an_idle_core_does_nothing() -> None:
     core, runner, _ = make_core()
-    assert core.step().outputs == []
+    assert core.step().all_outputs() == []
     assert runner.events == []
 
 
@@ -461,14 +461,14 @@ def test_requests_wait_for_their_grammars_and_others_do_not() -> None:
     core, runner, _ = make_core(masks=masks)
     add(core, "slow")
     add(core, "bad")
-    assert core.step().outputs == []
+    assert core.step().all_outputs() == []
     assert masks.num_waits == 1
     add(core, "plain")
     assert set(run_until(core, "plain")) == {"plain"}
     assert masks.num_waits == 1
     no_rule = RequestError("invalid", "no such rule", "structured_outputs")
     masks.compiling, masks.ends = {"slow"}, {"bad": no_rule}
-    (output,) = core.step().outputs
+    (output,) = core.step().all_outputs()
     assert (output.request_id, output.finish_reason, output.error) == ("bad", "error", no_rule)
     masks.compiling = set()
     assert len(run_all(core)["slow"]) == 3
@@ -496,7 +496,7 @@ def test_a_request_that_cannot_be_hashed_ends_alone(salt: Any) -> None:
 
 
 def run_steps(core: EngineCore) -> list[EngineCoreOutput]:
-    return [output for _ in range(10) for output in core.step().outputs]
+    return [output for _ in range(10) for output in core.step().all_outputs()]
 
 
 def test_requests_that_wait_for_grammars_can_be_aborted() -> None:
@@ -506,9 +506,9 @@ def test_requests_that_wait_for_grammars_can_be_aborted() -> None:
     add(core, "slow")
     add(core, "other")
     core.abort_requests(["slow"])
-    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("slow", "abort")]
+    assert [(output.request_id, output.finish_reason) for output in core.step().all_outputs()] == [("slow", "abort")]
     core.shutdown()
-    assert [(output.request_id, output.finish_reason) for output in core.step().outputs] == [("other", "error")]
+    assert [(output.request_id, output.finish_reason) for output in core.step().all_outputs()] == [("other", "error")]
     assert set(masks.removed) >= {"slow", "other"}
     assert runner.events == []
 
@@ -525,7 +525,7 @@ def test_masks_end_only_their_own_requests(overlap: bool) -> None:
     masks.ends, masks.complete = {"stuck": nothing}, ["complete"]
     ended = {}
     for _ in range(20):
-        for output in core.step().outputs:
+        for output in core.step().all_outputs():
             if output.finish_reason is not None:
                 ended[output.request_id] = output.finish_reason, output.error
     assert ended == {"stuck": ("error", nothing), "complete": ("stop", None), "plain": ("length", None)}
@@ -538,7 +538,7 @@ def run_until(core: EngineCore, request_id: str) -> dict[str, list[int]]:
     """Step until a request ends; return everyone's tokens."""
     tokens: dict[str, list[int]] = {}
     for _ in range(20):
-        for output in core.step().outputs:
+        for output in core.step().all_outputs():
             tokens.setdefault(output.request_id, []).extend(output.new_token_ids)
             if output.request_id == request_id and output.finish_reason is not None:
                 return tokens

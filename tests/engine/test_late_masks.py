@@ -132,7 +132,7 @@ class World:
 
     def run(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            for output in self.core.step().outputs:
+            for output in self.core.step().all_outputs():
                 self.times[output.request_id] += [self.clock.now] * len(output.new_token_ids)
 
     def gaps(self, name: str) -> list[float]:

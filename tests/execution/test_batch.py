@@ -47,8 +47,8 @@ def step(
 ):
     tiles = (query_tile,) * len(attention_chunks)
     shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args, has_media=has_media)
-    plan = StepPlan(step_id=0, chunks=chunks, num_preempted=0)
-    settings = KeptRows(len(chunks), len(attention_chunks), shape.max_blocks).take(chunks)
+    plan = StepPlan(step_id=0, others=chunks, num_preempted=0)
+    settings = KeptRows(len(chunks), len(attention_chunks), shape.max_blocks).take(plan)
     inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(plan.num_rows)], settings)
     return inputs, unpack(inputs.ints, inputs.floats, shape)
 
@@ -156,8 +156,8 @@ NEEDS: list[tuple[dict[str, Any], Sampling]] = [
 
 
 def least(chunks: list[Chunk], masks: list[RowMask | None]) -> Sampling:
-    plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
-    return least_sampling(plan, KeptRows(len(chunks), 1, 6).take(chunks), masks)
+    plan = StepPlan(step_id=0, others=tuple(chunks), num_preempted=0)
+    return least_sampling(plan, KeptRows(len(chunks), 1, 6).take(plan), masks)
 
 
 @pytest.mark.parametrize(("kwargs", "sampling"), NEEDS)
@@ -205,7 +205,7 @@ def test_random_plans_equal_a_loop(alignment: int) -> None:
                 expected[row + index] = (token_id, position, slot)
             covered += list(range(row, row + size)) if size > 1 else []
         _, arrays = step(*chunks, bucket=(128, 8), query_tile=3, row_alignment=alignment)
-        plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
+        plan = StepPlan(step_id=0, others=tuple(chunks), num_preempted=0)
         assert num_token_rows(plan, alignment) == max(expected) + 1
         tokens, attention = arrays.tokens, arrays.placements[0].batch(arrays.sequences)
         got = np.stack([tokens.token_ids_t, tokens.positions_t, attention.slots_t], axis=1)

@@ -44,7 +44,7 @@ def make_plan(*num_tokens: int, params: SamplingParams | None = None) -> StepPla
         )
         for i, count in enumerate(num_tokens)
     )
-    return StepPlan(step_id=0, chunks=chunks, num_preempted=0)
+    return StepPlan(step_id=0, others=chunks, num_preempted=0)
 
 
 class FakePrograms(Programs[ProgramKey]):
@@ -149,8 +149,8 @@ def count_build(plan: StepPlan) -> int:
     compiler = make_compiler(max_num_batched_tokens=512)
     shape = compiler.batch_shape(plan)
     masks, kept = [None] * len(plan.chunks), KeptRows(len(plan.chunks), 1, shape.max_blocks)
-    build(plan, shape, 16, 300, masks, kept.take(plan.chunks))
-    return count_instructions(lambda: build(plan, shape, 16, 300, masks, kept.take(plan.chunks)))
+    build(plan, shape, 16, 300, masks, kept.take(plan))
+    return count_instructions(lambda: build(plan, shape, 16, 300, masks, kept.take(plan)))
 
 
 def test_build_has_no_loop_over_tokens_or_blocks() -> None:

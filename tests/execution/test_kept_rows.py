@@ -33,10 +33,10 @@ class Counted(KeptRows):
 
     num_taken = num_settings = num_blocks = num_overflows = 0
 
-    def take(self, chunks: Any) -> Any:
-        self.num_taken += len(chunks)
+    def take(self, plan: StepPlan) -> Any:
+        self.num_taken += plan.num_chunks
         before = self._slots
-        taken = super().take(chunks)
+        taken = super().take(plan)
         self.num_overflows += self._slots is not before
         return taken
 
@@ -73,7 +73,7 @@ class Packed(Simulation):
         return plan
 
     def _pack(self, plan: StepPlan, kept: KeptRows) -> list[Any]:
-        settings, masks = kept.take(plan.chunks), [None] * plan.num_rows
+        settings, masks = kept.take(plan), [None] * plan.num_rows
         inputs = build(plan, self.shape, self.config.block_size, VOCAB_SIZE, masks, settings)
         rare = [np.zeros(0) if field is None else field for field in inputs.rare]
         tables = [table[settings.slots_s] for table in settings.tables]
@@ -129,7 +129,7 @@ def test_no_slot_has_two_requests() -> None:
         row = rng.randrange(1, 6)  # the first one stays
         num_new += 1
         chunks[row] = make_chunk("new", 0, [1], [1 + row, num_new], seed=10 + num_new)
-        some = [chunks[0], *rng.sample(chunks[1:], 3)]
+        some = StepPlan(0, (chunks[0], *rng.sample(chunks[1:], 3)), 0)
         settings, expected = kept.take(some), KeptRows(4, 1, 6).take(some)
         np.testing.assert_array_equal(settings.tables[0][settings.slots_s], expected.tables[0][expected.slots_s])
         for values, others in zip(settings[2:], expected[2:], strict=True):

@@ -14,7 +14,7 @@ from jaxllm.resolve.resolve_ops import Picker, choose_attention
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler
-from tests.scheduling.simulation import make_request
+from tests.scheduling.simulation import all_outputs, make_request
 
 pytestmark = pytest.mark.programs
 
@@ -74,7 +74,7 @@ def tokens_held(layout: KVLayout, num_bytes: int) -> int:
         plan = scheduler.plan()
         assert plan is not None
         rows = len(plan.chunks)
-        outputs = scheduler.commit(plan, StepResult([[0]] * rows, [None] * rows, [[]] * rows))
+        outputs = all_outputs(*scheduler.commit(plan, StepResult([[0]] * rows, [None] * rows, [[]] * rows)))
         ended = [output.finish_reason is not None for output in outputs]
         most_held = max(most_held, sum(map(scheduler.num_computed_tokens, ids)))
     return most_held

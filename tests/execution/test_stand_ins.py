@@ -83,7 +83,7 @@ def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: Sam
         )
         for i, length in enumerate(lengths)
     ]
-    plan = StepPlan(step_id=0, chunks=tuple(chunks), num_preempted=0)
+    plan = StepPlan(step_id=0, others=tuple(chunks), num_preempted=0)
     return [list(ids) for ids in runner.run(plan, [None] * len(chunks)).result().token_ids]
 
 

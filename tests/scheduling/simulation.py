@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from jaxllm.core_messages import (
     EngineCoreOutput,
     EngineCoreRequest,
+    NextTokens,
     Pooled,
     PromptMedia,
     RequestError,
@@ -234,7 +235,10 @@ class FakeDevice:
             for chunk, context in zip(plan.chunks, contexts, strict=True)
         ]
         self._previous = [tokens[-1] for tokens in sampled]
-        logprobs = [[TokenLogprobs([token_id], [-1.0], 1) for token_id in tokens] for tokens in sampled]
+        logprobs = [
+            None if chunk.params.num_logprobs is None else [TokenLogprobs([token_id], [-1.0], 1) for token_id in tokens]
+            for chunk, tokens in zip(plan.chunks, sampled, strict=True)
+        ]
         return StepResult(sampled, logprobs, scores, (), _seconds(plan))
 
     def _check_shape(self, plan: StepPlan) -> None:
@@ -390,6 +394,11 @@ class Seen:
     scores: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
+def all_outputs(outputs: list[EngineCoreOutput], next_tokens: NextTokens) -> list[EngineCoreOutput]:
+    """Return the outputs of a step, with one for each of its other tokens."""
+    return [*outputs, *next_tokens.outputs()]
+
+
 class Simulation:
     """Drive a scheduler and a fake device, and compare every output with the truth as it comes."""
 
@@ -475,7 +484,7 @@ class Simulation:
             assert num_first >= min(threshold, num_later // 3), f"{first} is passed by {num_later} tokens"
 
     def commit(self) -> list[EngineCoreOutput]:
-        outputs = self.scheduler.commit(*self.in_flight.popleft())
+        outputs = all_outputs(*self.scheduler.commit(*self.in_flight.popleft()))
         for output in outputs:
             truth, seen = self.truths[output.request_id], self.seen[output.request_id]
             assert seen.finish_reason is None, "an output after the end"

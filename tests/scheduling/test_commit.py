@@ -11,7 +11,7 @@ from jaxllm.core_messages import EngineCoreRequest, RequestError, TokenLogprobs
 from jaxllm.sampling_params import RepetitionDetectionParams
 from jaxllm.scheduling.plan import StepResult
 from jaxllm.scheduling.scheduler import Scheduler
-from tests.scheduling.simulation import EOS, make_config, make_request
+from tests.scheduling.simulation import EOS, all_outputs, make_config, make_request
 
 LOGPROBS = TokenLogprobs([5, 6], [-0.5, -1.0], 1)
 
@@ -20,7 +20,7 @@ def give(scheduler: Scheduler, token_id: int):
     """Plan a step for the only request, commit `token_id`, and return the output."""
     plan = scheduler.plan()
     assert plan is not None
-    (output,) = scheduler.commit(plan, StepResult([[token_id]], [[LOGPROBS]], [[]]))
+    (output,) = all_outputs(*scheduler.commit(plan, StepResult([[token_id]], [[LOGPROBS]], [[]])))
     return output
 
 
@@ -79,7 +79,7 @@ def test_a_chunk_that_does_not_sample_gives_no_output():
     scheduler = start(make_request("a", 10), max_num_batched_tokens=8)
     plan = scheduler.plan()
     assert plan is not None
-    assert scheduler.commit(plan, StepResult([[5]], [None], [[]])) == []
+    assert all_outputs(*scheduler.commit(plan, StepResult([[5]], [None], [[]]))) == []
     assert give(scheduler, 5).new_token_ids == [5]
 
 
@@ -89,9 +89,9 @@ def test_rows_of_a_request_that_ended_are_dropped():
     assert first is not None
     second = scheduler.plan()
     assert second is not None
-    assert scheduler.commit(first, StepResult([[EOS]], [None], [[]]))[0].finish_reason == "stop"
+    assert all_outputs(*scheduler.commit(first, StepResult([[EOS]], [None], [[]])))[0].finish_reason == "stop"
     scheduler.add_request(make_request("a", 3))  # the same id again, while the old row is in flight
-    assert scheduler.commit(second, StepResult([[5]], [None], [[]])) == []
+    assert all_outputs(*scheduler.commit(second, StepResult([[5]], [None], [[]]))) == []
     assert give(scheduler, 7).new_token_ids == [7]
 
 
@@ -165,7 +165,7 @@ def test_end_reports_the_reason_and_drops_rows_in_flight(num_steps: int, overlap
     assert (output.finish_reason, output.error, output.new_token_ids) == ("error", why, [])
     assert scheduler.end("a", "stop") == []
     if plan is not None:
-        assert scheduler.commit(plan, StepResult([[5]], [None], [[]])) == []
+        assert all_outputs(*scheduler.commit(plan, StepResult([[5]], [None], [[]]))) == []
     scheduler.check()
     assert (scheduler.has_unfinished_requests(), scheduler.stats().num_blocks_in_use) == (False, 0)
 

@@ -73,8 +73,8 @@ def test_a_fork_waits_for_its_donors_prompt_and_others_pass():
     assert shape(simulation.plan()) == [("other", 3, 1), ("0", 6, 4)]
     plan = simulation.plan()
     assert plan is not None
-    assert shape(plan) == [("0", 10, 1), ("other", 4, 1), ("1", 9, 1)]
-    donor, fork = plan.chunks[0].block_ids[0], plan.chunks[2].block_ids[0]
+    assert shape(plan) == [("other", 4, 1), ("0", 10, 1), ("1", 9, 1)]
+    donor, fork = plan.chunks[1].block_ids[0], plan.chunks[2].block_ids[0]
     assert donor[:2] == fork[:2]
     assert plan.copies == (((donor[2], fork[2]),),)
     simulation.run(overlap=2)

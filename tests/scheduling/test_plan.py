@@ -173,8 +173,8 @@ def test_a_row_continues_the_row_in_flight():
     assert shape(simulation.plan()) == [("b", 0, 1), ("a", 0, 9)]
     plan = simulation.plan()
     assert plan is not None
-    assert shape(plan) == [("a", 9, 1), ("b", 1, 1)]
-    assert [chunk.previous_row for chunk in plan.chunks] == [1, 0]
+    assert shape(plan) == [("b", 1, 1), ("a", 9, 1)]
+    assert [chunk.previous_row for chunk in plan.chunks] == [0, 1]
     assert [list(chunk.token_ids) for chunk in plan.chunks] == [[0], [0]]
     assert [chunk.num_output_tokens for chunk in plan.chunks] == [1, 1]
 
@@ -209,8 +209,8 @@ def test_only_rows_of_the_latest_step_in_flight_can_be_continued():
     assert older is not None
     assert latest is not None
     _, (b, a) = simulation.scheduler._in_flight[older.step_id]
-    without_b = StepPlan(latest.step_id, latest.chunks[:1], 0)
-    assert latest.chunks[0].request_id == "a"
+    without_b = StepPlan(latest.step_id, latest.chunks[1:], 0)
+    assert latest.chunks[0].request_id == "b"
     assert tally([(older, [b, a]), (without_b, [a])]) == {b: InFlight(1, 1, None), a: InFlight(4, 2, 0)}
 
 

@@ -24,7 +24,7 @@ from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.scheduler import Scheduler
 from tests.scheduling.pictures import PICTURES, make_prompt
-from tests.scheduling.simulation import Simulation, make_config, make_request
+from tests.scheduling.simulation import Simulation, all_outputs, make_config, make_request
 from tests.scheduling.test_simulation import SIGHTS, with_pictures, workload
 
 type Device = Callable[[int], float]
@@ -74,9 +74,8 @@ class Run:
             seconds = device(plan.num_tokens)
             self.now += seconds
             tokens = [[5] for _ in plan.chunks]
-            for output in scheduler.commit(
-                plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens), (), seconds)
-            ):
+            result = StepResult(tokens, [None] * len(tokens), [[]] * len(tokens), (), seconds)
+            for output in all_outputs(*scheduler.commit(plan, result)):
                 self.times[output.request_id].append(self.now)
 
     def gaps(self) -> float:

@@ -325,6 +325,7 @@ class ReplicaSet:
             replica.stats = outputs.stats
             for output in outputs.outputs:
                 self.router.on_output(output)
+            self.router.on_next_tokens(outputs.next_tokens.sequence_ids)
             self.outputs.append(msgspec.structs.replace(outputs, engine_index=replica.index))
         with self.losing(replica.index):
             if replica.poll_start():

@@ -90,6 +90,14 @@ class Router:
             sequence.num_tokens += len(output.new_token_ids)
             self._num_tokens[sequence.replica] += len(output.new_token_ids)
 
+    def on_next_tokens(self, sequence_ids: Iterable[str]) -> None:
+        """Count a token of each of these sequences; ignore unknown ones."""
+        for sequence_id in sequence_ids:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None:
+                sequence.num_tokens += 1
+                self._num_tokens[sequence.replica] += 1
+
     def split(self, sequence_ids: Iterable[str]) -> dict[int, list[str]]:
         """Return sequences by their replicas; those that are not known are left out."""
         parts: dict[int, list[str]] = {}

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, RequestError
+from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, RequestError, no_tokens
 from jaxllm.engine.transport.core_client import CALLS, RunnableCore
 from jaxllm.engine.transport.wire import (
     Abort,
@@ -141,11 +141,13 @@ class CoreLoop:
         except FrameError:
             for output in outputs.outputs:
                 self._post_alone(output, outputs)
+            self._outbox.send(msgspec.structs.replace(outputs, outputs=[]))
 
     def _post_alone(self, output: EngineCoreOutput, outputs: EngineCoreOutputs) -> None:
         """Send one output of a step that is too large to send whole; an output too large alone ends its request."""
         try:
-            self._outbox.send(msgspec.structs.replace(outputs, outputs=[output], evictions=[]))
+            alone = msgspec.structs.replace(outputs, outputs=[output], evictions=[], next_tokens=no_tokens())
+            self._outbox.send(alone)
         except FrameError as error:
             message = f"The log-probabilities of one step cannot be sent: {error}. Ask for fewer of them."
             self._core.fail(output.request_id, RequestError("invalid", message, "prompt_logprobs"))

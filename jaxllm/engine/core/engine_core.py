@@ -17,6 +17,7 @@ from jaxllm.core_messages import (
     EngineCoreRequest,
     RequestError,
     SchedulerStats,
+    no_tokens,
     split,
 )
 from jaxllm.engine.core.hosts.host_group import Hosts, OneHost
@@ -85,7 +86,9 @@ class EngineCore(HoldsAdapters):
         self._late: set[str] = set()
         """The sequences that sat out the last plan because their masks were late."""
         self._reports: list[EngineCoreOutput] = []
-        """The ends and admissions that came between steps, for the next one to report."""
+        """What the next call of `step` reports."""
+        self._next_tokens = no_tokens()
+        """The tokens that it reports after that."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request's sequences; those of a bad one end with an error. Raises RuntimeError after `shutdown`."""
@@ -153,20 +156,21 @@ class EngineCore(HoldsAdapters):
         self._admit_prepared()
         before, ahead, self._in_flight, self._ahead = self._in_flight, self._ahead, None, None
         if before is not None and ahead is None and self._scheduler.waits_for_commit():
-            self._reports += self._commit(before)
+            self._commit(before)
             before, did_commit = None, True
         else:
             did_commit = before is not None
         launched = self._launch(before) if ahead is None else ahead
         if before is not None:
-            self._reports += self._commit(before)
+            self._commit(before)
         if self._overlap:
             self._in_flight = launched
         elif launched is not None:
-            self._reports += self._commit(launched)
+            self._commit(launched)
         if launched is None and not did_commit and not self._reports:
             self._rest()
         outputs, self._reports = self._reports, []
+        next_tokens, self._next_tokens = self._next_tokens, no_tokens()
         ended = [output.request_id for output in outputs if output.finish_reason is not None]
         self._live.difference_update(ended)
         if self._adapters is not None:
@@ -177,6 +181,7 @@ class EngineCore(HoldsAdapters):
             timestamp=time.monotonic(),
             evictions=self._take_evictions(),
             num_deferred_reqs=len(self._preparing),
+            next_tokens=next_tokens,
         )
 
     def launch_ahead(self) -> None:
@@ -238,7 +243,9 @@ class EngineCore(HoldsAdapters):
             with self._hosts.guard():
                 for step in in_flight:
                     if step is not None:
-                        self._reports += self._commit(step)
+                        self._commit(step)
+                        self._reports += self._next_tokens.outputs()
+                        self._next_tokens = no_tokens()
             return self._scheduler.reset_prefix_cache(preempt=True)
         except BaseException as error:
             self._begin_anew(error)
@@ -332,21 +339,28 @@ class EngineCore(HoldsAdapters):
             late = self._masks.late()
         return late
 
-    def _commit(self, step: Running) -> list[EngineCoreOutput]:
-        """Wait for a step and record it; sequences that their masks have brought to an end get nothing of it."""
-        outputs = self._end_masked()
+    def _commit(self, step: Running) -> None:
+        """Wait for a step, record it and report what it gave.
+
+        Sequences that their masks have brought to an end get nothing of it.
+        """
+        self._reports += self._end_masked()
         result = step.result()
         now = time.monotonic()
         self._step_seconds, self._last_result = now - self._last_result, now
         seconds = 0.0 if self._num_untimed else self._step_seconds
         self._num_untimed = max(0, self._num_untimed - 1)
-        outputs += self._scheduler.commit(step.plan, replace(result, seconds=seconds))
-        for output in [] if self._masks.is_empty else outputs:
+        outputs, self._next_tokens = self._scheduler.commit(step.plan, replace(result, seconds=seconds))
+        self._reports += outputs
+        if self._masks.is_empty:
+            return
+        for output in outputs:
             if output.finish_reason is not None:
                 self._masks.remove([output.request_id])
             elif output.new_token_ids:
                 self._masks.accept(output.request_id, output.new_token_ids)
-        return outputs
+        for sequence_id, token_id in zip(*self._next_tokens, strict=True):
+            self._masks.accept(sequence_id, [token_id])
 
     def _end_masked(self) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []

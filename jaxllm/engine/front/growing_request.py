@@ -37,6 +37,19 @@ class TextReader(Protocol):
         ...
 
 
+class _NoReader:
+    """The reader of texts that are only shown whole, at their end."""
+
+    def text_writer(self) -> Callable[[str, int], None]:
+        return self._ignore
+
+    def _ignore(self, text: str, num_tokens: int) -> None:
+        pass
+
+
+_NO_READER = _NoReader()
+
+
 class GrowingSequence:
     """One output of a request, which grows."""
 
@@ -72,8 +85,8 @@ class GrowingSequence:
         self.num_cached_tokens: int | None = None
         self.pooled: Pooled | None = None
         self.text_reader: TextReader | None = None
-        """The reader of a stream whose steps show the text of their tokens and nothing else, but for the first
-        and the last step. Several sequences have none: their texts are better joined in one output.
+        """The reader of a text whose steps show the text of their tokens and nothing else, but for the first and the
+        last step. Several streamed sequences have none: their texts are better joined in one output.
         """
         self._shown_tokens = 0
         self._shown_text = 0
@@ -170,6 +183,10 @@ class GrowingRequest:
         is_delta = self.kind is RequestOutputKind.DELTA and self.stream_interval == 1 and len(self.sequences) == 1
         if is_delta and self.prompt_logprobs is first.logprobs is None and first.detokenizer.shows_at_once:
             first.text_reader = text_reader
+        if self.kind is RequestOutputKind.FINAL_ONLY:
+            for sequence in self.sequences:
+                is_plain = sequence.logprobs is None and sequence.detokenizer.shows_at_once
+                sequence.text_reader = _NO_READER if is_plain else None
 
     def output(self, changed: Iterable[GrowingSequence]) -> AnyOutput | None:
         """Return the output to show after `changed` sequences went on, if anything."""

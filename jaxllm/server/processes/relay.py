@@ -7,7 +7,15 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from jaxllm.core_messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, RequestError, sequence_ids
+from jaxllm.core_messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    NextTokens,
+    RequestError,
+    no_tokens,
+    sequence_ids,
+)
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.front.front_metrics import FrontMetrics
 from jaxllm.engine.transport.engine_ready import EngineReady
@@ -142,12 +150,22 @@ class Relay:
             parts.setdefault(sequence.front, []).append(output)
             if output.finish_reason is not None:
                 self._forget((output.request_id,))
+        next_parts: dict[FrontProcess, NextTokens] = {}
+        for sequence_id, token_id in zip(*step.next_tokens, strict=True):
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None:
+                num_tokens += 1
+                part = next_parts.setdefault(sequence.front, no_tokens())
+                part.sequence_ids.append(sequence_id)
+                part.token_ids.append(token_id)
         metrics.on_evictions(step.evictions)
         metrics.on_step(step.stats, num_tokens, step.num_deferred_reqs)
         self.metrics.on_step(step.engine_index, step.timestamp, step.timestamp)
-        self._steps[step.engine_index] = msgspec.structs.replace(step, outputs=[], evictions=[])
-        for front, outputs in parts.items():
-            front.send(msgspec.structs.replace(step, outputs=outputs, evictions=[]))
+        empty = msgspec.structs.replace(step, outputs=[], evictions=[], next_tokens=no_tokens())
+        self._steps[step.engine_index] = empty
+        for front in dict.fromkeys((*parts, *next_parts)):
+            of_front = parts.get(front, []), next_parts.get(front, no_tokens())
+            front.send(msgspec.structs.replace(empty, outputs=of_front[0], next_tokens=of_front[1]))
 
     def _fail_all(self, problem: str) -> None:
         """End all requests: it is unknown which outputs are lost."""
