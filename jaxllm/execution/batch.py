@@ -152,7 +152,9 @@ def _fill_blocks(placement: Placement, block_ids: Sequence[array[int]]) -> None:
 
 
 def _fill_tiles(placement: Placement, sequences: Sequences, lengths: np.ndarray, query_tile: int) -> None:
-    """Cut the chunks of two tokens or more into tiles."""
+    """Cut the chunks of two tokens or more, if there are any, into tiles."""
+    if lengths[-1] == 1:
+        return
     seqs, places = _spread(np.where(lengths > 1, -(-lengths // query_tile), 0))
     placement.tile_seqs_i[: len(seqs)] = seqs
     placement.tile_rows_i[: len(seqs)] = sequences.query_starts_s[seqs] + places * query_tile

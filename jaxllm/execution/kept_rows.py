@@ -86,9 +86,11 @@ class KeptRows:
         """Return the settings of a step's chunks, and bring the tables up to date for them."""
         decodes, others, blocks = plan.decodes, plan.others, self._blocks
         owners = [*decodes.owners, *[chunk.owner for chunk in others]]
-        if not self._slots.keys() >= set(owners):
+        try:
+            slots = list(map(self._slots.__getitem__, owners))
+        except KeyError:
             self._add(owners)
-        slots = list(map(self._slots.__getitem__, owners))
+            slots = list(map(self._slots.__getitem__, owners))
         for slot, block_ids in zip(slots, [*decodes.block_ids, *[chunk.block_ids for chunk in others]], strict=True):
             if blocks[slot] is not block_ids:
                 self._write_blocks(slot, block_ids)

@@ -53,19 +53,15 @@ class RunningStep:
         rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
         if self._host_processors is not None:
             self._host_processors.after_step()
-        token_ids = _by_chunk(self.plan, rows)
-        if self._output.logprobs is None:
-            return StepResult(token_ids, [None] * num_chunks, [[]] * num_chunks)
-        return StepResult(token_ids, *read_logprobs(self.plan, rows, self._output.logprobs))
-
-
-def _by_chunk(plan: StepPlan, rows: Sequence[int]) -> list[list[int]]:
-    """Return the tokens that each chunk's rows sampled; `rows` has the tokens of all rows."""
-    tokens = [[token_id] for token_id in rows[: plan.num_chunks]]
-    for index, first, num_rows in plan.extra_rows:
-        if plan.chunks[index].num_drafts:
-            tokens[index][:0] = rows[first : first + num_rows]
-    return tokens
+        drafts = {
+            index: rows[first : first + num_rows]
+            for index, first, num_rows in self.plan.extra_rows
+            if self.plan.chunks[index].num_drafts
+        }
+        scores = [None] * num_chunks, [[]] * num_chunks
+        if self._output.logprobs is not None:
+            scores = read_logprobs(self.plan, rows, self._output.logprobs)
+        return StepResult(rows[:num_chunks], *scores, before_drafts=drafts)
 
 
 class _RunningPool:
@@ -175,7 +171,7 @@ class ModelRunner:
         assert isinstance(output, StepOutput)
         return RunningStep(plan, output, host)
 
-    def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[Sequence[int]]]:
+    def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[int]]:
         """Run steps of the draft model and wait for them; return the tokens that the chunks of each step sampled."""
         assert self._draft is not None
         running = [self._draft.run(plan, [None] * plan.num_rows) for plan in steps]

@@ -7,7 +7,7 @@ the step that reads them: a new field of a record needs no other change. numpy o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -288,8 +288,10 @@ def _cut(ints: Any, floats: Any, slices: tuple[_Slice, ...]) -> list[Any]:
     return [buffers[packed.dtype][start:end].reshape(dims) for packed, start, end, dims in slices]
 
 
-def _records(shape: BatchShape) -> Iterator[tuple[str, type, tuple[ArrayField | None, ...], int | None]]:
-    """Yield the name of each record with its fields, and the query tile if it is a cache group's."""
+@lru_cache(maxsize=64)
+def _records(shape: BatchShape) -> tuple[tuple[str, type, tuple[ArrayField | None, ...], int | None], ...]:
+    """Return the name of each record with its fields, and the query tile if it is a cache group's."""
+    records = []
     for name, (record, fields) in _RECORDS.items():
         match name:
             case "placements":
@@ -300,8 +302,8 @@ def _records(shape: BatchShape) -> Iterator[tuple[str, type, tuple[ArrayField | 
                 tiles = (None,) * shape.has_media
             case _:
                 tiles = (None,)
-        for query_tile in tiles:
-            yield name, record, fields, query_tile
+        records += [(name, record, fields, query_tile) for query_tile in tiles]
+    return tuple(records)
 
 
 def _assemble(arrays: list[Any], shape: BatchShape) -> PackedInputs:

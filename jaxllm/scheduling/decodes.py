@@ -26,7 +26,7 @@ class _Columns(NamedTuple):
     starts: list[int]
     """The position of that token."""
     pauses: list[int]
-    """The position that may need another block, or that no token follows."""
+    """The first position of the next block, or that no token follows; sooner if it is not known yet."""
 
     def without(self, indices: Collection[int]) -> Self:
         """Return the entries but those of some indices."""
@@ -96,7 +96,9 @@ class Continuing:
         self._columns = columns = self._grown(columns, [i for i in paused if i not in stopped]).without(stopped)
         token_ids = [request.token_ids[-1] for request in columns.requests] if are_known else []
         rows = [] if are_known else columns.rows
-        return Decodes(columns.owners, columns.starts, token_ids, rows, columns.block_ids), columns.requests
+        ends = zip(columns.starts, columns.pauses, strict=True)
+        events = [row for row, (start, pause) in enumerate(ends) if start + 1 >= pause]
+        return Decodes(columns.owners, columns.starts, token_ids, rows, columns.block_ids, events), columns.requests
 
     def _stops(self, columns: _Columns, index: int, step_id: int, late: Collection[str]) -> bool:
         """Return whether a request has ended, is preempted or late, or gets its last token in the step in flight."""
@@ -117,5 +119,5 @@ class Continuing:
             has_grown = cache.grow(table, start + 1)
             assert has_grown, "blocks were counted wrong"
             block_ids[index] = table.shown()
-            pauses[index] = min(len(table.block_ids[0]) * cache.block_size, request.most_tokens - 1)
+            pauses[index] = min(start - start % cache.block_size + cache.block_size, request.most_tokens - 1)
         return columns._replace(block_ids=block_ids, pauses=pauses)

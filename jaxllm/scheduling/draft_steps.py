@@ -75,11 +75,11 @@ class DraftSteps:
             before = [(row, each) for row, (_, each) in enumerate(before)]
         return DraftPlan(tuple(steps), tuple(requests))
 
-    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]]) -> list[tuple[Request, array[int]]]:
+    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[int]]) -> list[tuple[Request, array[int]]]:
         """Record that a plan has run, and return the guesses about each request. `sampled` has each step's tokens."""
         guesses: dict[Request, array[int]] = {request: array("i") for request in plan.requests[0]}
         for step, requests, token_ids in zip(plan.steps, plan.requests, sampled, strict=True):
-            for chunk, request, (token_id,) in zip(step.chunks, requests, token_ids, strict=True):
+            for chunk, request, token_id in zip(step.chunks, requests, token_ids, strict=True):
                 table = self._cache.tables[request.request_id]
                 table.num_drafted_tokens = chunk.start + len(chunk.token_ids)
                 if chunk.samples:

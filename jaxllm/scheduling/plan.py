@@ -121,6 +121,8 @@ class Decodes(NamedTuple):
     previous_rows: Sequence[int]
     """The rows of that step, or empty."""
     block_ids: Sequence[tuple[array[int], ...]]
+    events: Sequence[int]
+    """The rows that fill a block, or whose next token is the last one that the request may have, at least."""
 
     def chunks(self) -> list[Chunk]:
         """Return a chunk for each row."""
@@ -134,7 +136,7 @@ class Decodes(NamedTuple):
         ]
 
 
-NO_DECODES = Decodes((), (), (), (), ())
+NO_DECODES = Decodes((), (), (), (), (), ())
 
 
 class ExtraRows(NamedTuple):
@@ -205,8 +207,8 @@ class StepPlan:
 class StepResult:
     """The result of a step: entry i belongs to chunks[i]. Entries of chunks that do not sample must be ignored."""
 
-    token_ids: Sequence[list[int]]
-    """The tokens that each chunk's rows sampled: before each of its drafts, then after its last token."""
+    token_ids: Sequence[int]
+    """The token that each chunk's last row sampled."""
     logprobs: Sequence[Sequence[TokenLogprobs] | None]
     """One entry per token, None if the chunk's request asks for none."""
     prompt_logprobs: Sequence[list[TokenLogprobs]]
@@ -216,3 +218,5 @@ class StepResult:
     token gives an output."""
     seconds: float = 0.0
     """The time that the step took, from its launch or the end of the step before; 0 if it is not known."""
+    before_drafts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """The tokens that were sampled before each draft of the chunks that have some, by the chunks' indices."""

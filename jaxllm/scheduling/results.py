@@ -50,9 +50,10 @@ def take_samples(
     if speculation is not None:
         speculation.take_time(plan, result.seconds)
     if first:
-        _take_decodes(cache, requests[:first], result, end_ids, taken)
+        _take_decodes(cache, plan, requests, result, end_ids, taken)
     of_others = [each[first:] for each in (requests, result.token_ids, result.logprobs, result.prompt_logprobs)]
-    for chunk, request, sampled_ids, logprobs, prompt_logprobs in zip(plan.others, *of_others, strict=True):
+    rows = enumerate(zip(plan.others, *of_others, strict=True), start=first)
+    for row, (chunk, request, token_id, logprobs, prompt_logprobs) in rows:
         if request.finish_reason is not None:
             continue  # ended while this step was in flight
         table = tables[request.request_id]
@@ -62,11 +63,8 @@ def take_samples(
             if scores is not None:
                 taken.add(request, make_output(request, [], None, scores))
             continue
-        if chunk.num_drafts:
-            num_new, end = _append_checked(request, sampled_ids, chunk.drafts)
-        else:
-            request.token_ids.append(sampled_ids[0])
-            num_new, end = 1, find_end(request)
+        sampled_ids = [*result.before_drafts.get(row, ()), token_id]
+        num_new, end = _append_checked(request, sampled_ids, chunk.drafts if chunk.num_drafts else ())
         # The drafts that were right are computed, except one that ended the request.
         table.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts + num_new - 1
         if speculation is not None:
@@ -82,26 +80,48 @@ def take_samples(
 
 
 def _take_decodes(
-    cache: KVCacheManager, requests: Sequence[Request], result: StepResult, end_ids: Collection[int], taken: Taken
+    cache: KVCacheManager,
+    plan: StepPlan,
+    requests: Sequence[Request],
+    result: StepResult,
+    end_ids: Collection[int],
+    taken: Taken,
 ) -> None:
-    """Do as `take_samples` for the decodes of a step, its first rows."""
-    tables, block_size, (sequence_ids, token_ids) = cache.tables, cache.block_size, taken.next_tokens
-    for request, (token_id,), logprobs in zip(requests, result.token_ids, result.logprobs, strict=False):
-        if request.finish_reason is not None:
-            continue  # ended while this step was in flight
-        request.token_ids.append(token_id)
-        table = tables[request.request_id]
-        table.num_computed_tokens += 1
-        if table.num_computed_tokens >= (table.num_registered + 1) * block_size:
-            cache.register(request, table, table.num_computed_tokens)
-        may_end = token_id in end_ids or len(request.token_ids) >= request.most_tokens
-        end = find_end(request) if may_end else None
-        if end is None and logprobs is None:
-            sequence_ids.append(request.request_id)
-            token_ids.append(token_id)
-            continue
-        shown = None if logprobs is None else list(logprobs)
-        taken.add(request, make_output(request, [token_id], shown, None, *(end or (None, None))))
+    """Take the decodes of a step, its first rows: look closer at those alone that need it."""
+    first = len(plan.decodes.starts)
+    requests, sampled_ids, logprobs = requests[:first], result.token_ids[:first], result.logprobs[:first]
+    tables = cache.tables
+    for request, token_id in zip(requests, sampled_ids, strict=True):
+        if request.finish_reason is None:
+            request.num_planned -= 1
+            request.num_unknown -= 1
+            request.token_ids.append(token_id)
+            tables[request.request_id].num_computed_tokens += 1
+    others = {row for row, request in enumerate(requests) if request.finish_reason is not None}
+    rows = {row for row, token_id in enumerate(sampled_ids) if token_id in end_ids}
+    rows.update(plan.decodes.events, [row for row, of_row in enumerate(logprobs) if of_row is not None])
+    for row in sorted(rows - others):
+        if _finish_decode(cache, requests[row], logprobs[row], taken):
+            others.add(row)
+    sequence_ids, token_ids = taken.next_tokens
+    sequence_ids += [request.request_id for request in requests]
+    token_ids += sampled_ids
+    for row in sorted(others, reverse=True):
+        del sequence_ids[row], token_ids[row]
+
+
+def _finish_decode(
+    cache: KVCacheManager, request: Request, logprobs: Sequence[TokenLogprobs] | None, taken: Taken
+) -> bool:
+    """Register a block that a decode has filled; return whether its token has an output, which is then in `taken`."""
+    table = cache.tables[request.request_id]
+    cache.register(request, table, table.num_computed_tokens)
+    end = find_end(request)
+    if end is None and logprobs is None:
+        return False
+    shown = None if logprobs is None else list(logprobs)
+    taken.add(request, make_output(request, [request.token_ids[-1]], shown, None, *(end or (None, None))))
+    return True
 
 
 def _append_checked(

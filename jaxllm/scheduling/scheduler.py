@@ -16,7 +16,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -60,8 +60,8 @@ class _Counters:
 class Scheduler:
     """Plan steps, commit their results, and end requests."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        self.config = config
+    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config, self._clock = config, clock
         self._counters = _Counters()
         self._times = StepTimes()
         self._begin()
@@ -77,7 +77,7 @@ class Scheduler:
         self._forks = Forks(self.cache, self._waiting)
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
-        self._seats = Seats(self.config.max_num_seqs)
+        self._seats = Seats(self.config.max_num_seqs, self._clock)
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
         self.media = MediaCache(self.config.num_media_rows, sees_both_sides=self.config.sees_both_sides)
         self._are_rows_given_up = False
@@ -99,7 +99,7 @@ class Scheduler:
             raise VLLMValidationError(message, parameter="request_id", value=request.request_id)
         order = order_of(request, self._counters.num_arrivals, self.config.policy)
         donor = None if request.fork_of is None else self._find_donor(request.fork_of)
-        entry = Request(request, order, time.monotonic(), donor, self.config.whole_tasks, self.config.max_model_len)
+        entry = Request(request, order, self._clock(), donor, self.config.whole_tasks, self.config.max_model_len)
         entry.num_seats = min(entry.num_seats, self.config.max_num_seqs)
         check_limits(entry, self.config)
         self._counters.num_arrivals += 1
@@ -256,7 +256,7 @@ class Scheduler:
         """Return whether a request waits while a seat is free."""
         return len(self._waiting) > 0 and len(self._running) < self.config.max_num_seqs
 
-    def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+    def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[int]], seconds: float) -> None:
         """Take the tokens that each of the draft model's steps sampled, in `seconds` seconds."""
         assert self._speculation is not None
         self._speculation.take_guesses(plan, sampled, seconds)
@@ -412,7 +412,7 @@ class Scheduler:
         if start + num_new < request.num_tokens:
             self._prompts.reading[request] = None
         if request.scheduled_ts is None:
-            request.scheduled_ts = time.monotonic()
+            request.scheduled_ts = self._clock()
             request.num_cached_tokens = start
             if self.cache.looks_up(request):
                 self._counters.num_queries += 1
@@ -481,11 +481,7 @@ class Scheduler:
         is_plain = plan.kind is StepKind.SAMPLE and not (plan.encodes or plan.adapter_loads)
         if result.seconds and is_plain:
             self._times.record(plan.num_tokens, result.seconds)
-        num_decodes = len(plan.decodes.starts)
-        for request in requests[:num_decodes]:
-            request.num_planned -= 1
-            request.num_unknown -= 1
-        for chunk, request in zip(plan.others, requests[num_decodes:], strict=True):
+        for chunk, request in zip(plan.others, requests[len(plan.decodes.starts) :], strict=True):
             request.num_planned -= len(chunk.token_ids)
             request.num_unknown -= chunk.samples
         if plan.kind is StepKind.SAMPLE:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from jaxllm.scheduling.request import Request
 
@@ -14,10 +13,10 @@ _HOLD_SECONDS = 1.0
 class Seats:
     """Count the seats that requests take. An ended step of a beam search holds its seats for the next step."""
 
-    def __init__(self, num_seats: int) -> None:
-        self._num_seats, self._num_taken = num_seats, 0
+    def __init__(self, num_seats: int, clock: Callable[[], float]) -> None:
+        self._num_seats, self._num_taken, self._clock = num_seats, 0, clock
         self._held: dict[str, tuple[Request, float]] = {}
-        """The ended steps of beam searches with a time.monotonic(), after which they hold no seats."""
+        """The ended steps of beam searches with a time, after which they hold no seats."""
 
     def take(self, request: Request) -> None:
         """Seat a request that is admitted."""
@@ -29,7 +28,7 @@ class Seats:
 
     def hold(self, request: Request) -> None:
         """Hold the seats of an ended request, until `release` or for some time."""
-        self._held[request.request_id] = request, time.monotonic() + _HOLD_SECONDS
+        self._held[request.request_id] = request, self._clock() + _HOLD_SECONDS
 
     def release(self, request_id: str) -> None:
         """Hold the seats of an ended request no longer; ignore unknown ids."""
@@ -42,7 +41,7 @@ class Seats:
         """
         num_taken = self._num_taken + num_promised + request.num_seats
         if self._held:
-            rank, now = request.order[:-1], time.monotonic()
+            rank, now = request.order[:-1], self._clock()
             self._held = {name: (each, until) for name, (each, until) in self._held.items() if until > now}
             num_taken += sum(each.num_seats for each, _ in self._held.values() if each.order[:-1] < rank)
         return num_taken <= self._num_seats

@@ -107,7 +107,7 @@ class Speculation:
         ]
         return [(max(can, key=itemgetter(0))[1], _NUM_PROBED)] if can else []
 
-    def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+    def take_guesses(self, plan: DraftPlan, sampled: Sequence[Sequence[int]], seconds: float) -> None:
         """Take the tokens that each of the draft model's steps sampled, in `seconds` seconds."""
         assert self._steps is not None
         if plan.steps[0].num_tokens <= 2 * len(plan.requests[0]):  # and not a prompt

@@ -65,7 +65,7 @@ class FakeStep:
         if self.runner.fail_at == self.plan.step_id:
             raise RuntimeError("the device fell over")
         count = len(self.plan.chunks)
-        tokens = [[self.plan.step_id + 1]] * count
+        tokens = [self.plan.step_id + 1] * count
         return StepResult(token_ids=tokens, logprobs=[None] * count, prompt_logprobs=[[] for _ in tokens])
 
 
@@ -257,7 +257,10 @@ def test_a_failure_to_launch_ahead_comes_after_the_outputs_of_the_step_before() 
     runner.failure = RuntimeError("no launch")
     step = client.step(wait=True)
     assert step is not None
-    assert {output.request_id: output.finish_reason for output in step.all_outputs()} == {"short": "length", "long": None}
+    assert {output.request_id: output.finish_reason for output in step.all_outputs()} == {
+        "short": "length",
+        "long": None,
+    }
     with pytest.raises(RuntimeError, match="no launch"):
         client.step(wait=True)
     runner.failure = None
@@ -317,7 +320,9 @@ def test_a_failed_step_ends_its_requests_and_leaves_a_usable_engine(overlap: boo
     assert scheduler.stats().num_blocks_in_use == 0
     runner.fail_at = None
     add(core, "a")
-    [output] = [output for output in core.step().all_outputs() + core.step().all_outputs() if output.request_id == "a"][:1]
+    [output] = [output for output in core.step().all_outputs() + core.step().all_outputs() if output.request_id == "a"][
+        :1
+    ]
     assert output.num_cached_tokens == 0, "what the failed steps wrote must not be found again"
 
 
@@ -427,7 +432,10 @@ def test_requests_that_a_scheduler_loses_end_with_an_error() -> None:
     scheduler._begin()
     with pytest.raises(RuntimeError, match="has lost 2 requests"):
         core.step()
-    assert [(each.request_id, each.finish_reason) for each in core.step().all_outputs()] == [("a", "error"), ("b", "error")]
+    assert [(each.request_id, each.finish_reason) for each in core.step().all_outputs()] == [
+        ("a", "error"),
+        ("b", "error"),
+    ]
     assert not core.has_unfinished_requests()
 
 

@@ -57,7 +57,7 @@ class TimedStep:
     def result(self) -> StepResult:
         self.clock.now = max(self.clock.now, self.done_at)
         count = len(self.plan.chunks)
-        return StepResult(token_ids=[[1]] * count, logprobs=[None] * count, prompt_logprobs=[[] for _ in range(count)])
+        return StepResult(token_ids=[1] * count, logprobs=[None] * count, prompt_logprobs=[[] for _ in range(count)])
 
 
 class TimedMasks(TokenMasks):

@@ -189,7 +189,7 @@ def test_each_row_gets_the_logprobs_it_asked_for() -> None:
         all_sv=None,
     )
     step = RunningStep(StepPlan(0, tuple(chunks), 0), StepOutput(jnp.arange(8) + 100, logprobs))
-    assert step.result().token_ids == [[100], [101], [102], [103], [104]]
+    assert step.result().token_ids == [100, 101, 102, 103, 104]
     assert step.result().logprobs == [
         None,
         [TokenLogprobs([101], [0.5], 2)],

@@ -74,7 +74,7 @@ def tokens_held(layout: KVLayout, num_bytes: int) -> int:
         plan = scheduler.plan()
         assert plan is not None
         rows = len(plan.chunks)
-        outputs = all_outputs(*scheduler.commit(plan, StepResult([[0]] * rows, [None] * rows, [[]] * rows)))
+        outputs = all_outputs(*scheduler.commit(plan, StepResult([0] * rows, [None] * rows, [[]] * rows)))
         ended = [output.finish_reason is not None for output in outputs]
         most_held = max(most_held, sum(map(scheduler.num_computed_tokens, ids)))
     return most_held

@@ -84,7 +84,7 @@ def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: Sam
         for i, length in enumerate(lengths)
     ]
     plan = StepPlan(step_id=0, others=tuple(chunks), num_preempted=0)
-    return [list(ids) for ids in runner.run(plan, [None] * len(chunks)).result().token_ids]
+    return list(runner.run(plan, [None] * len(chunks)).result().token_ids)
 
 
 def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(

@@ -99,12 +99,12 @@ def test_counts_follow_a_request_through_its_row() -> None:
     counts = lambda row: {int(i): int(c) for i, c in enumerate(np.asarray(runner.launcher._counts)[row]) if c}  # noqa: E731
     history = array("i", [5, 9, 5, 200])
     chunk = make_chunk("a", 0, [5, 9, 5, 200], [3], params=params, count_row=2, history=history, num_prompt_tokens=3)
-    token = runner.run(StepPlan(0, (chunk,), 0), [None]).result().token_ids[0][0]
+    token = runner.run(StepPlan(0, (chunk,), 0), [None]).result().token_ids[0]
     prompt = 0x8000
     assert counts(2) == {5: prompt, 9: prompt, 200: 1} | {token: 1 + (token == 200)}
     assert counts(1) == {}
     again = runner.run(StepPlan(1, (make_chunk("a", 4, [token], [3], params=params, count_row=2),), 0), [None]).result()
-    [[next_token]] = again.token_ids
+    [next_token] = again.token_ids
     assert counts(2)[next_token] == 1 + (next_token in (token, 200))
     other = make_chunk("b", 0, [1, 2], [4], params=params, count_row=2, history=array("i", [1, 2]), samples=False)
     runner.run(StepPlan(2, (other,), 0), [None]).result()

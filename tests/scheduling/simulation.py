@@ -239,7 +239,8 @@ class FakeDevice:
             None if chunk.params.num_logprobs is None else [TokenLogprobs([token_id], [-1.0], 1) for token_id in tokens]
             for chunk, tokens in zip(plan.chunks, sampled, strict=True)
         ]
-        return StepResult(sampled, logprobs, scores, (), _seconds(plan))
+        before_drafts = {row: tokens[:-1] for row, tokens in enumerate(sampled) if len(tokens) > 1}
+        return StepResult(self._previous, logprobs, scores, (), _seconds(plan), before_drafts)
 
     def _check_shape(self, plan: StepPlan) -> None:
         lengths = [len(chunk.token_ids) for chunk in plan.chunks]
@@ -404,7 +405,9 @@ class Simulation:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.scheduler = Scheduler(config)
+        self.now = 0.0
+        """The scheduler's time in seconds: a plan takes a hundredth."""
+        self.scheduler = Scheduler(config, lambda: self.now)
         self.device = FakeDevice(config)
         self.truths: dict[str, Truth] = {}
         self.seen: dict[str, Seen] = {}
@@ -433,6 +436,7 @@ class Simulation:
     def plan(self) -> StepPlan | None:
         """Plan a step and run it on the device at once; its result waits for `commit`."""
         in_line = self._in_line()
+        self.now += 0.01
         plan = self.scheduler.plan()
         if plan is None and not self.in_flight:
             # As beam searches do, which hold seats until then. An id may have come again while its seat is held.

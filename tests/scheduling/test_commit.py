@@ -20,7 +20,7 @@ def give(scheduler: Scheduler, token_id: int):
     """Plan a step for the only request, commit `token_id`, and return the output."""
     plan = scheduler.plan()
     assert plan is not None
-    (output,) = all_outputs(*scheduler.commit(plan, StepResult([[token_id]], [[LOGPROBS]], [[]])))
+    (output,) = all_outputs(*scheduler.commit(plan, StepResult([token_id], [[LOGPROBS]], [[]])))
     return output
 
 
@@ -79,7 +79,7 @@ def test_a_chunk_that_does_not_sample_gives_no_output():
     scheduler = start(make_request("a", 10), max_num_batched_tokens=8)
     plan = scheduler.plan()
     assert plan is not None
-    assert all_outputs(*scheduler.commit(plan, StepResult([[5]], [None], [[]]))) == []
+    assert all_outputs(*scheduler.commit(plan, StepResult([5], [None], [[]]))) == []
     assert give(scheduler, 5).new_token_ids == [5]
 
 
@@ -89,9 +89,9 @@ def test_rows_of_a_request_that_ended_are_dropped():
     assert first is not None
     second = scheduler.plan()
     assert second is not None
-    assert all_outputs(*scheduler.commit(first, StepResult([[EOS]], [None], [[]])))[0].finish_reason == "stop"
+    assert all_outputs(*scheduler.commit(first, StepResult([EOS], [None], [[]])))[0].finish_reason == "stop"
     scheduler.add_request(make_request("a", 3))  # the same id again, while the old row is in flight
-    assert all_outputs(*scheduler.commit(second, StepResult([[5]], [None], [[]]))) == []
+    assert all_outputs(*scheduler.commit(second, StepResult([5], [None], [[]]))) == []
     assert give(scheduler, 7).new_token_ids == [7]
 
 
@@ -101,7 +101,7 @@ def test_steps_are_committed_in_order_and_once():
     assert first is not None
     second = scheduler.plan()
     assert second is not None
-    result = StepResult([[5]], [None], [[]])
+    result = StepResult([5], [None], [[]])
     with pytest.raises(ValueError, match="not the oldest"):
         scheduler.commit(second, result)
     scheduler.commit(first, result)
@@ -114,7 +114,7 @@ def test_a_result_of_the_wrong_length_is_refused():
     plan = scheduler.plan()
     assert plan is not None
     with pytest.raises(ValueError, match="zip"):
-        scheduler.commit(plan, StepResult([[5], [6]], [None, None], [[], []]))
+        scheduler.commit(plan, StepResult([5, 6], [None, None], [[], []]))
 
 
 def test_times_and_counts():
@@ -165,7 +165,7 @@ def test_end_reports_the_reason_and_drops_rows_in_flight(num_steps: int, overlap
     assert (output.finish_reason, output.error, output.new_token_ids) == ("error", why, [])
     assert scheduler.end("a", "stop") == []
     if plan is not None:
-        assert all_outputs(*scheduler.commit(plan, StepResult([[5]], [None], [[]]))) == []
+        assert all_outputs(*scheduler.commit(plan, StepResult([5], [None], [[]]))) == []
     scheduler.check()
     assert (scheduler.has_unfinished_requests(), scheduler.stats().num_blocks_in_use) == (False, 0)
 

@@ -43,10 +43,10 @@ class DraftDevice:
         self.num_tokens = 0
         """The tokens that were read so far."""
 
-    def run(self, plan: DraftPlan) -> list[list[list[int]]]:
+    def run(self, plan: DraftPlan) -> list[list[int]]:
         return [self._run(step) for step in plan.steps]
 
-    def _run(self, step: StepPlan) -> list[list[int]]:
+    def _run(self, step: StepPlan) -> list[int]:
         lengths = [len(chunk.token_ids) for chunk in step.chunks]
         alignment = self._limits.row_alignment
         rows = [-(-length // alignment) for length in (lengths.count(1), *(each for each in lengths if each > 1))]
@@ -55,7 +55,7 @@ class DraftDevice:
         assert lengths == sorted(lengths, key=lambda length: length > 1), "one-token chunks come first"
         assert len({chunk.request_id for chunk in step.chunks}) == len(lengths)
         self._previous = [self._read(chunk) for chunk in step.chunks]
-        return [[token_id] for token_id in self._previous]
+        return self._previous
 
     def _read(self, chunk: Chunk) -> int:
         request = self._simulation.scheduler._requests[chunk.request_id]
@@ -278,7 +278,7 @@ def about_to_guess() -> tuple[Drafting, DraftPlan]:
 
 def test_ids_that_the_model_does_not_know_are_no_drafts():
     simulation, plan = about_to_guess()
-    simulation.scheduler.take_guesses(plan, [[[1]], [[2]], [[VOCAB_SIZE]], [[3]]], 0.0)
+    simulation.scheduler.take_guesses(plan, [[1], [2], [VOCAB_SIZE], [3]], 0.0)
     assert simulation.scheduler._speculation is not None
     ((request, guesses),) = simulation.scheduler._speculation._guesses.items()
     assert guesses.after(request.token_ids).tolist() == [1, 2]

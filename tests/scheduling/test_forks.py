@@ -429,13 +429,11 @@ def test_a_beam_search_keeps_its_place_beside_others(policy: Any, num_prompt_tok
     assert search(2, 3) <= alone + 3
 
 
-def test_a_search_that_is_given_up_holds_no_seat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_that_is_given_up_holds_no_seat() -> None:
     """Nobody releases its steps, as when an event loop is closed under it: its seats are free after a while."""
-    now = 0.0
-    monkeypatch.setattr("jaxllm.scheduling.scheduler.time.monotonic", lambda: now)
     simulation = Simulation(make_config(max_num_seqs=1))
     park(simulation)
     simulation.add(make_request("next", 3, arrival=1))
     assert simulation.scheduler.plan() is None
-    now = 2.0
+    simulation.now = 2.0
     assert shape(simulation.plan()) == [("next", 0, 3)]

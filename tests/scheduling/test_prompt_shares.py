@@ -73,7 +73,7 @@ class Run:
             self.plans.append(plan)
             seconds = device(plan.num_tokens)
             self.now += seconds
-            tokens = [[5] for _ in plan.chunks]
+            tokens = [5 for _ in plan.chunks]
             result = StepResult(tokens, [None] * len(tokens), [[]] * len(tokens), (), seconds)
             for output in all_outputs(*scheduler.commit(plan, result)):
                 self.times[output.request_id].append(self.now)
@@ -211,7 +211,7 @@ def test_a_head_without_seats_holds_up_no_prompt_that_is_read():
         plan = scheduler.plan()
         assert plan is not None
         plans.append(plan)
-        tokens = [[5] for _ in plan.chunks]
+        tokens = [5 for _ in plan.chunks]
         scheduler.commit(plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens)))
     assert sum(len(c.token_ids) for plan in plans for c in plan.chunks if c.request_id == "seatless") > 100
 
@@ -222,7 +222,7 @@ def test_streams_take_nothing_of_a_step_that_pools():
     def step() -> StepPlan:
         plan = scheduler.plan()
         assert plan is not None
-        tokens = [[5] for _ in plan.chunks]
+        tokens = [5 for _ in plan.chunks]
         scheduler.commit(plan, StepResult(tokens, [None] * len(tokens), [[]] * len(tokens), [None] * len(tokens)))
         return plan
 
