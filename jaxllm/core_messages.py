@@ -210,7 +210,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
 
 
 class NextTokens(NamedTuple):
-    """The next tokens of sequences that go on, where there is nothing else to say: nearly all tokens come so."""
+    """The next tokens of sequences that go on, where there is nothing else to say: nearly all tokens."""
 
     sequence_ids: list[str]
     token_ids: list[int]

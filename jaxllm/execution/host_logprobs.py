@@ -33,8 +33,8 @@ def read_logprobs(
     rows = _read_rows(list(_wishes(chunks)), token_ids, logprobs)
     sampled = [None if own is None else [own] for own in rows[: len(chunks)]]
     scored: list[list[TokenLogprobs]] = [[] for _ in chunks]
-    for index, first, num_rows in plan.extra_rows:
-        target = sampled[index] if chunks[index].num_drafts else scored[index]
+    for index, first, num_rows, chunk in plan.extra_rows:
+        target = sampled[index] if chunk.num_drafts else scored[index]
         if target is not None:
             target[:0] = [entry for entry in rows[first : first + num_rows] if entry is not None]
     return sampled, scored

@@ -55,8 +55,8 @@ class RunningStep:
             self._host_processors.after_step()
         drafts = {
             index: rows[first : first + num_rows]
-            for index, first, num_rows in self.plan.extra_rows
-            if self.plan.chunks[index].num_drafts
+            for index, first, num_rows, chunk in self.plan.extra_rows
+            if chunk.num_drafts
         }
         scores = [None] * num_chunks, [[]] * num_chunks
         if self._output.logprobs is not None:

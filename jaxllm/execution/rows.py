@@ -15,12 +15,12 @@ from jaxllm.execution.kept_rows import RowSettings, Wants, to_int32
 from jaxllm.execution.packing import PackedInputs, RareSpec
 from jaxllm.sampling.inputs import RareRules, Sampling, Uses
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import Chunk, ExtraRows, StepPlan
+from jaxllm.scheduling.plan import ExtraRows, StepPlan
 
 
 def least_sampling(plan: StepPlan, rows: RowSettings, masks: Sequence[RowMask | None]) -> Sampling:
     """Return the least sampling that does what every row asks for; `masks` are those of the rows."""
-    is_scored = any(plan.chunks[extra.chunk].scored_ids for extra in plan.extra_rows)
+    is_scored = any(extra.chunk.scored_ids for extra in plan.extra_rows)
     if is_scored or masks.count(None) < len(masks) or rows.sampled(Wants.FULL).any():
         return Sampling.FULL
     return Sampling.TRUNCATED if rows.sampled(Wants.TRUNCATION).any() else Sampling.PLAIN
@@ -53,7 +53,7 @@ def fill_rows(inputs: PackedInputs, plan: StepPlan, rows: RowSettings, ends: np.
         rules.repetition_s[counted] = rows.repetition_s[counted]
         uses.penalties[...] = (rows.wants_s[counted] & int(Wants.PENALTIES)).any()
     _fill_logit_rows(inputs, plan)
-    for index, first, num_drafts in _drafted(plan):
+    for index, first, num_drafts, _ in _drafted(plan):
         extra, before = slice(first, first + num_drafts), np.arange(-num_drafts, 0)
         for values_s in (*sampling, *rules[:-1], *rules.extra_args.values()):
             values_s[extra] = values_s[index]
@@ -71,8 +71,8 @@ def fill_rare(
     chunks, bias_ids_sb, bias_sb, logprob_ids_sn = plan.chunks, None, None, None
     sampled = [(row, chunk) for row, chunk in enumerate(chunks) if chunk.samples]
     drafted = _drafted(plan)
-    for index, first, num_drafts in drafted:
-        sampled += [(row, chunks[index]) for row in range(first, first + num_drafts)]
+    for _, first, num_drafts, chunk in drafted:
+        sampled += [(row, chunk) for row in range(first, first + num_drafts)]
     masked = [(row, chunk, mask) for row, chunk in sampled if (mask := masks[row]) is not None]
     allowed = [(row, mask.allowed_w) for row, _, mask in masked]
     by_grammar = [
@@ -98,25 +98,23 @@ def fill_rare(
         bias_ids_sb=bias_ids_sb,
         bias_sb=bias_sb,
         logprob_ids_sn=logprob_ids_sn,
-        **_counted_drafts(chunks, drafted, specs),
+        **_counted_drafts(drafted, specs),
     )
 
 
 def _drafted(plan: StepPlan) -> list[ExtraRows]:
     """Return the extra rows that come before drafts."""
-    return [rows for rows in plan.extra_rows if plan.chunks[rows.chunk].num_drafts]
+    return [rows for rows in plan.extra_rows if rows.chunk.num_drafts]
 
 
-def _counted_drafts(
-    chunks: Sequence[Chunk], drafted: Sequence[ExtraRows], specs: RareRules
-) -> dict[str, np.ndarray | None]:
+def _counted_drafts(drafted: Sequence[ExtraRows], specs: RareRules) -> dict[str, np.ndarray | None]:
     """Make the arrays of the drafts that come before rows whose tokens are counted."""
-    drafted = [each for each in drafted if chunks[each.chunk].owner.count_row is not None]
+    drafted = [each for each in drafted if each.chunk.owner.count_row is not None]
     if not drafted:
         return {"drafts_sd": None, "draft_rows_sd": None}
     drafts_sd, draft_rows_sd = specs.drafts_sd.neutral(), specs.draft_rows_sd.neutral()
-    for index, first, num_drafts in drafted:
-        drafts = chunks[index].drafts
+    for index, first, num_drafts, chunk in drafted:
+        drafts = chunk.drafts
         for count, row in enumerate([*range(first + 1, first + num_drafts), index], start=1):
             drafts_sd[row, :count] = drafts[:count]
             draft_rows_sd[row, :count] = range(first, first + count)
@@ -142,7 +140,7 @@ def _asked_ids(plan: StepPlan) -> Iterator[list[int] | None]:
     chunks = plan.chunks
     for chunk in chunks:
         yield chunk.params.logprob_token_ids if chunk.samples else None
-    for chunk in [chunks[rows.chunk] for rows in plan.extra_rows]:
+    for chunk in [rows.chunk for rows in plan.extra_rows]:
         for _ in range(chunk.num_drafts):
             yield chunk.params.logprob_token_ids
         for position in range(chunk.score_start, chunk.score_start + len(chunk.scored_ids)):
@@ -153,8 +151,8 @@ def _fill_logit_rows(inputs: PackedInputs, plan: StepPlan) -> None:
     """Fill in the token of each row; the prompt token at position p - 1 predicts the one at p."""
     logit_rows, rules, sequences, num_chunks = inputs.logit_rows, inputs.rules, inputs.sequences, plan.num_chunks
     logit_rows.logit_tokens_s[:num_chunks] = sequences.query_ends_s[:num_chunks] - 1
-    for index, first, num_rows in plan.extra_rows:
-        chunk, rows = plan.chunks[index], slice(first, first + num_rows)
+    for index, first, num_rows, chunk in plan.extra_rows:
+        rows = slice(first, first + num_rows)
         if chunk.num_drafts:
             last_token = int(logit_rows.logit_tokens_s[index])
             logit_rows.logit_tokens_s[rows] = np.arange(last_token - num_rows, last_token)

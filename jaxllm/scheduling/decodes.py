@@ -6,7 +6,7 @@ have no records of their own: a step looks at those that end or need a block, an
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Self
 
 from jaxllm.scheduling.cache.kv_cache_manager import GroupBlocks, KVCacheManager
@@ -21,15 +21,15 @@ class _Columns(NamedTuple):
     requests: list[Request]
     owners: list[Owner]
     block_ids: list[GroupBlocks]
-    rows: list[int]
+    rows: Sequence[int]
     """The row of the last step that samples the request's last token."""
     starts: list[int]
     """The position of that token."""
-    pauses: list[int]
-    """The first position of the next block, or that no token follows; sooner if it is not known yet."""
+    checks: list[int]
+    """The position from which on the request may need a block, or that no token follows."""
 
     def without(self, indices: Collection[int]) -> Self:
-        """Return the entries but those of some indices."""
+        """Return the columns without the entries at some indices."""
         if not indices:
             return self
         return self._replace(
@@ -46,8 +46,9 @@ _NO_COLUMNS = _Columns([], [], [], [], [], [])
 class Continuing:
     """The requests whose last tokens are sampled by the last step, and that the next step may continue.
 
-    What it keeps of a request follows from the request itself and from its block table. One that waits for its last
-    token, or has media, is never among them.
+    Once a step, `advance` is called before other requests are planned, and `follow` afterwards. What is kept of a
+    request follows from the request itself and from its block table. One that waits for its last token, or has media,
+    is never among them.
     """
 
     def __init__(self, cache: KVCacheManager, waiting: RequestQueue) -> None:
@@ -62,45 +63,48 @@ class Continuing:
         first = len(plan.decodes.starts)
         columns = self._columns if first else _NO_COLUMNS
         joining = [
-            (request, chunk.owner, chunk.block_ids, row, chunk.start + len(chunk.token_ids), 0)
+            (request, chunk.owner, chunk.block_ids, row, end, self._check_at(request, chunk.block_ids, end))
             for row, (chunk, request) in enumerate(zip(plan.others, requests[first:], strict=True), start=first)
-            if chunk.samples and not chunk.num_drafts and request.is_plain
+            if chunk.samples
+            and request.is_plain
+            and (end := chunk.start + len(chunk.token_ids)) < request.most_tokens - 1
         ]
-        columns = columns._replace(rows=list(range(first)), starts=[start + 1 for start in columns.starts])
+        columns = columns._replace(rows=range(first), starts=[start + 1 for start in columns.starts])
         if joining:
             columns = _Columns(*([*old, *new] for old, new in zip(columns, zip(*joining, strict=True), strict=True)))
         self._step_id, self._columns = plan.step_id, columns
 
     def advance(
-        self, step_id: int, late: Collection[str], *, are_known: bool, num_running: int, num_tokens: int
+        self, step_id: int, late: Collection[str], *, are_known: bool, num_running: int, num_prompt_tokens: int
     ) -> tuple[Decodes, list[Request]]:
         """Return the rows of the step after `step_id`, with blocks for their tokens, and their requests.
 
         `are_known` says that `step_id` is committed. Requests in `late` are left out. There are no rows at all if the
-        blocks may not suffice for these and the others of `num_running` requests, in a step of `num_tokens` tokens.
+        blocks may not suffice for the others of `num_running` requests too, which compute at most `num_prompt_tokens`
+        tokens of prompts.
         """
         columns, self._columns = self._columns if step_id == self._step_id else _NO_COLUMNS, _NO_COLUMNS
-        paused = [
+        due = [
             index
-            for index, (request, start, pause) in enumerate(
-                zip(columns.requests, columns.starts, columns.pauses, strict=True)
+            for index, (request, start, check) in enumerate(
+                zip(columns.requests, columns.starts, columns.checks, strict=True)
             )
-            if start >= pause or request.row_step != step_id or (late and request.request_id in late)
+            if start >= check or request.row_step != step_id or (late and request.request_id in late)
         ]
-        stopped = {index for index in paused if self._stops(columns, index, step_id, late)}
-        num_blocks, num_others = len(paused) - len(stopped), num_running - len(columns.starts) + len(stopped)
-        if num_others:
-            num_blocks += num_others - (-num_tokens // self._cache.block_size)
+        over = {index for index in due if self._is_over(columns, index, step_id, late)}
+        num_others = num_running - len(columns.starts) + len(over)
+        most_of_prompts = -(-num_prompt_tokens // self._cache.block_size)
+        num_blocks = len(due) - len(over) + num_others + most_of_prompts
         if any(group.pool.num_available < num_blocks for group in self._cache.groups):
             return NO_DECODES, []
-        self._columns = columns = self._grown(columns, [i for i in paused if i not in stopped]).without(stopped)
+        self._columns = columns = self._grown(columns, [i for i in due if i not in over]).without(over)
         token_ids = [request.token_ids[-1] for request in columns.requests] if are_known else []
         rows = [] if are_known else columns.rows
-        ends = zip(columns.starts, columns.pauses, strict=True)
-        events = [row for row, (start, pause) in enumerate(ends) if start + 1 >= pause]
+        ends = zip(columns.starts, columns.checks, strict=True)
+        events = [row for row, (start, check) in enumerate(ends) if start + 1 >= check]
         return Decodes(columns.owners, columns.starts, token_ids, rows, columns.block_ids, events), columns.requests
 
-    def _stops(self, columns: _Columns, index: int, step_id: int, late: Collection[str]) -> bool:
+    def _is_over(self, columns: _Columns, index: int, step_id: int, late: Collection[str]) -> bool:
         """Return whether a request has ended, is preempted or late, or gets its last token in the step in flight."""
         request = columns.requests[index]
         is_over = request.row_step != step_id or request.request_id in late
@@ -110,7 +114,7 @@ class Continuing:
         """Return the columns after the tables of some requests have grown."""
         if not indices:
             return columns
-        block_ids, pauses, cache = columns.block_ids[:], columns.pauses[:], self._cache
+        block_ids, checks, cache = columns.block_ids[:], columns.checks[:], self._cache
         for index in indices:
             request, start = columns.requests[index], columns.starts[index]
             table = cache.tables[request.request_id]
@@ -119,5 +123,27 @@ class Continuing:
             has_grown = cache.grow(table, start + 1)
             assert has_grown, "blocks were counted wrong"
             block_ids[index] = table.shown()
-            pauses[index] = min(start - start % cache.block_size + cache.block_size, request.most_tokens - 1)
-        return columns._replace(block_ids=block_ids, pauses=pauses)
+            checks[index] = self._check_at(request, block_ids[index], start)
+        return columns._replace(block_ids=block_ids, checks=checks)
+
+    def _check_at(self, request: Request, block_ids: GroupBlocks, start: int) -> int:
+        """Return the entry of `checks` of a request whose next token is at `start`."""
+        size = self._cache.block_size
+        return min(len(block_ids[0]) * size, (start // size + 1) * size, request.most_tokens - 1)
+
+    def check(self, step_id: int) -> None:
+        """Assert that the columns say what the requests and their tables do; `step_id` is the last step."""
+        if step_id != self._step_id:
+            return
+        for request, owner, block_ids, row, start, check in zip(*self._columns, strict=True):
+            if request.row_step == step_id:
+                table = self._cache.tables[request.request_id]
+                assert owner is request.owner, "a row of an earlier run"
+                assert block_ids is table.shown(), "the blocks have changed"
+                assert row == request.row, "another row"
+                assert (
+                    start
+                    == table.num_computed_tokens + request.num_planned
+                    == request.num_tokens + request.num_unknown - 1
+                )
+                assert check == self._check_at(request, block_ids, start), "an event is passed over"

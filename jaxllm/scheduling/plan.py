@@ -64,7 +64,7 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     """Row of the step in flight whose sampled token is this chunk's only token; None when token_ids is complete."""
     block_ids: tuple[array[int], ...]
     """int32, in each cache group a copy of the request's blocks; they cover start + num_tokens positions. Blocks that
-    no token from `start` on reads are the null block. Chunks of a request whose blocks are the same share the copy."""
+    were given back are the null block. Chunks of a request whose blocks are the same share the copy."""
     samples: bool
     """True if the chunk ends at the request's last token, so that the step samples the next one."""
     num_output_tokens: int
@@ -142,11 +142,12 @@ NO_DECODES = Decodes((), (), (), (), (), ())
 class ExtraRows(NamedTuple):
     """The extra rows of a chunk."""
 
-    chunk: int
+    row: int
     """The chunk's index in the plan, which is its own row."""
     first: int
     """The first of the rows."""
     num_rows: int
+    chunk: Chunk
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class StepPlan:
         extra, row = [], self.num_chunks
         for index, chunk in enumerate(self.others, start=len(self.decodes.starts)):
             if num_rows := chunk.num_extra_rows:
-                extra.append(ExtraRows(index, row, num_rows))
+                extra.append(ExtraRows(index, row, num_rows, chunk))
                 row += num_rows
         return tuple(extra)
 

@@ -67,6 +67,8 @@ class Scheduler:
         self._begin()
         settings = config.speculation
         self._speculation = None if settings is None else Speculation(settings, self.cache)
+        self._has_columns = settings is None and self.cache.slots is None
+        """Whether a decode needs nothing but its position and its blocks."""
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
@@ -199,13 +201,14 @@ class Scheduler:
             self._counters.num_steps += 1
             self._counters.num_scheduled_tokens += self.config.max_num_batched_tokens - step.num_tokens
             self._put_in_flight(plan, requests)
-            self._continuing.follow(plan, requests)
+            if self._has_columns:
+                self._continuing.follow(plan, requests)
             return plan
         return self.plan(late, cut_drafts) if self._are_rows_given_up else None
 
     def _share_out(self, step: StepBuilder, late: Collection[str]) -> dict[Request, int]:
         """Return the most tokens of an empty step that prompts may have."""
-        if not self._prompts:
+        if not (self._prompts and self._prompts.shares.short_prompts_pass):
             return {}
         num_left = step.num_tokens - self._num_decodes(step.kind)
         return self._prompts.share_out(step.kind, max(1, min(step.num_prompt_tokens, num_left)), late)
@@ -215,17 +218,20 @@ class Scheduler:
 
         Otherwise the policy's order decides, in `_plan_running`: an image that must be whole may take the whole step.
         """
-        has_rules = self._speculation is not None or self.cache.slots is not None
-        if step.kind is not StepKind.SAMPLE or has_rules or any(request.media for request in self._prompts.reading):
+        reading = self._prompts.reading
+        if step.kind is not StepKind.SAMPLE or not self._has_columns or any(request.media for request in reading):
             return
         num_running, last_step = len(self._running), self._counters.num_steps - 1
         if num_running <= min(step.num_tokens, step.num_rows):
-            are_known, num_tokens = last_step not in self._in_flight, step.num_tokens
-            step.begin_with(
-                *self._continuing.advance(
-                    last_step, late, are_known=are_known, num_running=num_running, num_tokens=num_tokens
-                )
+            num_missing = sum(request.num_tokens - self._prompts.num_planned(request) for request in reading)
+            rows = self._continuing.advance(
+                last_step,
+                late,
+                are_known=last_step not in self._in_flight,
+                num_running=num_running,
+                num_prompt_tokens=min(num_missing, step.num_tokens),
             )
+            step.begin_with(*rows)
 
     def _fill(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
         if self._plan_running(step, late, shares):
@@ -541,6 +547,7 @@ class Scheduler:
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
         self._seats.check(running)
         self._prompts.check(running)
+        self._continuing.check(self._counters.num_steps - 1)
         self._waiting.check()
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
         self._count_rows.check([request for request in running if self._counts_tokens(request)])

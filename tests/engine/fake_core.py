@@ -18,6 +18,7 @@ from jaxllm.core_messages import (
     RequestError,
     SchedulerStats,
     TokenLogprobs,
+    no_tokens,
     split,
 )
 from jaxllm.engine.client.remote_client import result
@@ -118,10 +119,23 @@ class FakeCore(HoldsAdapters):
         self.num_steps += 1
         rows = list(self.requests.values())[: self._running]
         failed, self._failed = self._failed, []
-        outputs = failed + [self._advance(request) for request in rows]
+        outputs, next_tokens = failed, no_tokens()
+        for output in map(self._advance, rows):
+            num_tokens = len(self._outputs[output.request_id])
+            if num_tokens == 1 or num_tokens % 2 == 0 or output.finish_reason or output.new_logprobs is not None:
+                outputs.append(output)
+            else:
+                next_tokens.sequence_ids.append(output.request_id)
+                next_tokens.token_ids.extend(output.new_token_ids)
         self.num_tokens += len(rows)
         self.num_blocks_in_use = len(rows)
-        return EngineCoreOutputs(outputs=outputs, stats=self.stats(), timestamp=time.monotonic(), num_deferred_reqs=5)
+        return EngineCoreOutputs(
+            outputs=outputs,
+            stats=self.stats(),
+            timestamp=time.monotonic(),
+            num_deferred_reqs=5,
+            next_tokens=next_tokens,
+        )
 
     def launch_ahead(self) -> None:
         """Do nothing: there is no device."""

@@ -67,7 +67,7 @@ def outputs_of(messages: list[FromCore]) -> dict[str, list[EngineCoreOutput]]:
     outputs: dict[str, list[EngineCoreOutput]] = {}
     for message in messages:
         if isinstance(message, EngineCoreOutputs):
-            for output in message.outputs:
+            for output in message.all_outputs():
                 outputs.setdefault(output.request_id, []).append(output)
     return outputs
 

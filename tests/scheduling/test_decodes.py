@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -96,3 +97,96 @@ def test_a_late_request_sits_out_and_comes_back() -> None:
 
 def test_no_decodes_are_no_chunks() -> None:
     assert NO_DECODES.chunks() == []
+
+
+CONFIGS = {
+    "roomy": {},
+    "tiny": TINY,
+    "windows": {"others": [GroupConfig(num_blocks=60, window=9)], "num_blocks": 60},
+    "chunks": {"others": [GroupConfig(num_blocks=60, attention_chunk=12)], "num_blocks": 60},
+    "uncached": {"enable_prefix_caching": False, "num_blocks": 40},
+    "priority": {"policy": "priority", "num_blocks": 40},
+    "tight": {"num_blocks": 30, "max_num_batched_tokens": 8, "max_num_seqs": 8},
+}
+
+
+@pytest.mark.parametrize("overlap", [0, 1, 2])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_columns_agree_with_requests(name: str, overlap: int) -> None:
+    for seed in range(2):
+        rng = random.Random(f"{seed} {name} {overlap}")
+        simulation = Simulation(make_config(**CONFIGS[name]))
+        pending = workload(seed, 16)
+        pending += [make_request(f"e{number}", 5, task="embed") for number in range(3)]
+        rng.shuffle(pending)
+        pending = [each for each in pending if each.fork_of is None]
+        num_steps = 0
+        while pending or simulation.scheduler.has_unfinished_requests():
+            if pending and rng.random() < 0.3:
+                simulation.add(pending.pop())
+            if simulation.live and rng.random() < 0.03:
+                request_id = rng.choice(simulation.live)
+                simulation.abort([request_id])
+                simulation.add(make_request(request_id, rng.randrange(1, 20), max_tokens=rng.randrange(1, 30)))
+            if rng.random() < 0.03:
+                while simulation.in_flight:
+                    simulation.commit()
+                simulation.scheduler.reset_prefix_cache(preempt=True)
+            simulation.step(overlap)
+            simulation.check()
+            num_steps += 1
+            assert num_steps < 4000
+        while simulation.in_flight:
+            simulation.commit()
+
+
+@pytest.mark.parametrize("num_blocks", [130, 300])
+def test_columns_come_back_after_blocks_were_short(num_blocks: int) -> None:
+    """32 requests of 4 blocks each and a few free ones: each step needs about two, of a block of 16."""
+    config = make_config(
+        num_blocks=1 + num_blocks,
+        block_size=16,
+        max_num_seqs=32,
+        max_num_batched_tokens=512,
+        max_model_len=256,
+        enable_prefix_caching=False,
+    )
+    simulation = Simulation(config)
+    for i in range(32):
+        simulation.add(make_request(str(i), 20 + i % 16, max_tokens=25 + i % 16))
+    num_rows = num_continued = 0
+    while simulation.scheduler.has_unfinished_requests():
+        plan = simulation.plan()
+        if plan is not None and plan.decodes_only:
+            num_rows += plan.num_chunks
+            num_continued += len(plan.decodes.starts)
+        while len(simulation.in_flight) > (1 if plan is not None else 0):
+            simulation.commit()
+    assert simulation.scheduler.stats().num_preemptions == 0
+    assert num_continued > 0.9 * num_rows
+
+
+def test_columns_are_used_beside_a_request_that_waits_for_its_tokens() -> None:
+    """A request with a thinking budget decodes beside plain ones: no prompt is in line, so a block each suffices."""
+    config = make_config(
+        num_blocks=1 + 130,
+        block_size=16,
+        max_num_seqs=32,
+        max_num_batched_tokens=512,
+        max_model_len=256,
+        enable_prefix_caching=False,
+    )
+    simulation = Simulation(config)
+    for i in range(31):
+        simulation.add(make_request(str(i), 20 + i % 12, max_tokens=32))  # 3 or 4 blocks, 30 blocks are left at the end
+    simulation.add(make_request("thinks", 20, max_tokens=64, thinking_token_budget=9))
+    num_rows = num_continued = 0
+    while simulation.scheduler.has_unfinished_requests():
+        plan = simulation.plan()
+        if plan is not None and plan.decodes_only:
+            num_rows += plan.num_chunks
+            num_continued += len(plan.decodes.starts)
+        while len(simulation.in_flight) > (1 if plan is not None else 0):
+            simulation.commit()
+    assert simulation.scheduler.stats().num_preemptions == 0
+    assert num_continued > 0.8 * num_rows

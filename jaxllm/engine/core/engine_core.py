@@ -88,7 +88,7 @@ class EngineCore(HoldsAdapters):
         self._reports: list[EngineCoreOutput] = []
         """What the next call of `step` reports."""
         self._next_tokens = no_tokens()
-        """The tokens that it reports after that."""
+        """The tokens that it reports beside them."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request's sequences; those of a bad one end with an error. Raises RuntimeError after `shutdown`."""
@@ -244,8 +244,7 @@ class EngineCore(HoldsAdapters):
                 for step in in_flight:
                     if step is not None:
                         self._commit(step)
-                        self._reports += self._next_tokens.outputs()
-                        self._next_tokens = no_tokens()
+                        self._report_tokens()
             return self._scheduler.reset_prefix_cache(preempt=True)
         except BaseException as error:
             self._begin_anew(error)
@@ -362,6 +361,11 @@ class EngineCore(HoldsAdapters):
         for sequence_id, token_id in zip(*self._next_tokens, strict=True):
             self._masks.accept(sequence_id, [token_id])
 
+    def _report_tokens(self) -> None:
+        """Report the tokens so far before what is reported from now on."""
+        self._reports += self._next_tokens.outputs()
+        self._next_tokens = no_tokens()
+
     def _end_masked(self) -> list[EngineCoreOutput]:
         outputs: list[EngineCoreOutput] = []
         for sequence_id, error in self._masks.dead_ends().items():
@@ -435,6 +439,7 @@ class EngineCore(HoldsAdapters):
     def _begin_anew(self, cause: BaseException) -> None:
         """End all requests after a failure that may have come anywhere in a step."""
         self._in_flight = self._ahead = None
+        self._report_tokens()
         self._abandon(RequestError("internal", f"A step failed: {type(cause).__name__}: {cause}"))
         if self._runner is not None and self._hosts.can_go_on:
             self._runner.reset()

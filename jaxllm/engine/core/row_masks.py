@@ -16,7 +16,10 @@ def rows_masks(plan: StepPlan, masks: TokenMasks) -> list[RowMask | None]:
         return [None] * plan.num_rows
     last_masks: list[RowMask | None] = []
     extra: list[RowMask | None] = []
-    for chunk in plan.chunks:
+    decodes = plan.decodes
+    for owner, start in zip(decodes.owners, decodes.starts, strict=True):
+        last_masks.append(masks.row(owner.request_id, start + 1 - owner.num_prompt_tokens))
+    for chunk in plan.others:
         if chunk.num_drafts:
             num_outputs = chunk.num_output_tokens - chunk.num_drafts
             *before, last = masks.rows(chunk.request_id, num_outputs, chunk.drafts)

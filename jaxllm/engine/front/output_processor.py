@@ -203,15 +203,12 @@ class OutputProcessor:
                 continue
             taken.num_new_tokens += 1
             if not self._relay(sequence, [token_id], taken):
-                output = EngineCoreOutput(
-                    request_id=sequence_id,
-                    new_token_ids=[token_id],
-                    num_preemptions=sequence.stats.num_preemptions,
-                )
+                output = EngineCoreOutput(request_id=sequence_id, new_token_ids=[token_id])
                 taken.note(sequence, output)
                 parts.setdefault(sequence.owner, []).append((sequence, output))
         for request, part in parts.items():
-            self._take_part(request, part, taken)
+            if self._requests.get(request.request.request_id) is request:  # its text has not failed in this step
+                self._take_part(request, part, taken)
         metrics = self._metrics.of(step.engine_index)
         for last_token_ts, num_sequences in taken.gaps.items():
             metrics.on_next_tokens(step.timestamp - last_token_ts, num_sequences)
@@ -298,7 +295,7 @@ class OutputProcessor:
 
     def _record_tokens(self, sequence: GrowingSequence, output: EngineCoreOutput, taken: _Taken) -> None:
         stats = sequence.stats
-        stats.num_preemptions = output.num_preemptions
+        stats.num_preemptions = max(stats.num_preemptions, output.num_preemptions)
         if not output.new_token_ids and output.pooled is None:
             return
         if stats.num_generation_tokens == 0:

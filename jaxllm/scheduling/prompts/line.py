@@ -47,14 +47,12 @@ class PromptLine:
     def share_out(self, kind: StepKind, num_tokens: int, late: Collection[str]) -> dict[Request, int]:
         """Return the most of a step's `num_tokens` tokens that prompts being read, and the first in line, may have.
 
-        Nobody has less than all unless short prompts pass. Other waiting prompts may have all that is left: they are
-        admitted the shortest first. Requests in `late` have no part.
+        Short prompts pass. Other waiting prompts may have all that is left: they are admitted the shortest first.
+        Requests in `late` have no part.
         """
-        if not self.shares.short_prompts_pass or not self:
-            return {}
         reading = [request for request in self.reading if request.kind is kind and request.request_id not in late]
         waiting = self._admissible(kind, num_tokens, late)
-        prompts = [(request.num_tokens - self._num_planned(request), request) for request in reading] + waiting
+        prompts = [(request.num_tokens - self.num_planned(request), request) for request in reading] + waiting
         if len(prompts) < 2:
             return {}
         shares, first = self.shares.share_out(num_tokens, prompts), min(prompts, key=order_of_prompt)[1]
@@ -68,7 +66,7 @@ class PromptLine:
         is_later = any(request.order < head.order for request in self.reading if request.kind is kind)
         return next(self._waiting.shortest(), None) if is_later else head
 
-    def _num_planned(self, request: Request) -> int:
+    def num_planned(self, request: Request) -> int:
         """Return the number of a running request's tokens that are computed before the next step."""
         return self._cache.tables[request.request_id].num_computed_tokens + request.num_planned
 
