@@ -25,7 +25,7 @@ _DEFAULT_NUM_BATCHED_TOKENS: Mapping[str, int] = {"cpu": 512, "gpu": 2048, "tpu"
 _DEFAULT_NUM_SEQS = 256
 _LARGE_NUM_BATCHED_TOKENS, _LARGE_ONLINE_TOKENS, _LARGE_NUM_SEQS = 16384, 8192, 1024
 """The defaults of a large GPU, vLLM's: fewer tokens where streams wait for a step."""
-_CPU_TARGET = StepTarget(seconds=0.15, by_decodes=1.75)
+_CPU_TARGET = StepTarget(seconds=0.15, by_decodes=1.75, by_prompts=2.0)
 """How long steps with streams may take on a CPU, where a full step takes seconds: as fast as people read."""
 
 logger = logging.getLogger(__name__)

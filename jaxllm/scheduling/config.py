@@ -60,6 +60,9 @@ class StepTarget:
     seconds: float
     by_decodes: float = 1.0
     """The step may also take this many times as long as the streams' next tokens alone take."""
+    by_prompts: float = 0.0
+    """It may take longer by this factor for each prompt in line by the number of streams, if that is more than 1: few
+    streams do not hold up many prompts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

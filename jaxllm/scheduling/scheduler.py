@@ -242,7 +242,8 @@ class Scheduler:
         if self.config.step_target is None or not self._prompts:
             return None
         num_streams = self._num_decodes(StepKind.SAMPLE) + self._waiting.num_later_steps
-        return self._prompts.shares.most_tokens(num_streams, are_beside=kind is StepKind.SAMPLE)
+        num_prompts = self._prompts.num_in_line(self.config.max_num_seqs - len(self._running))
+        return self._prompts.shares.most_tokens(num_streams, num_prompts, are_beside=kind is StepKind.SAMPLE)
 
     def _num_decodes(self, kind: StepKind) -> int:
         """Return the number of running requests of a kind whose prompts are planned."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +30,7 @@ from tests.scheduling.test_simulation import SIGHTS, with_pictures, workload
 
 type Device = Callable[[int], float]
 
-FAIR = StepTarget(0.15, 1.75)
+FAIR = StepTarget(0.15, 1.75, 2.0)
 
 
 def cpu(num_tokens: int) -> float:
@@ -116,6 +117,16 @@ def test_many_short_prompts_at_once_hold_nobody_up_and_cost_little():
     assert greedy.gaps() > 1.0
     assert fair.gaps() <= 0.16
     assert fair.now <= greedy.now / 0.95
+
+
+def test_few_streams_do_not_hold_up_many_prompts():
+    arrivals = streams(64, 64, prompt=128)
+    targets = {"fair": FAIR, "strict": StepTarget(0.15, 1.75), "greedy": None}
+    runs = {name: Run(config(step_target=target), cpu, arrivals) for name, target in targets.items()}
+    firsts = {name: statistics.median(map(run.first, run.times)) for name, run in runs.items()}
+    assert firsts["fair"] <= 1.1 * firsts["greedy"]
+    assert firsts["strict"] >= 1.3 * firsts["greedy"]
+    assert runs["fair"].gaps() <= 0.5 * runs["greedy"].gaps()
 
 
 def test_a_target_that_decodes_alone_miss_leaves_prompts_a_few_tokens():

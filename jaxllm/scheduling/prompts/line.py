@@ -40,6 +40,10 @@ class PromptLine:
         """Return whether any prompt is being read or waits."""
         return bool(self.reading or len(self._waiting))
 
+    def num_in_line(self, num_free_seats: int) -> int:
+        """Return the number of prompts that are read, and of those that wait for nothing but their turn."""
+        return len(self.reading) + min(len(self._waiting), num_free_seats)
+
     def num_reading(self, kind: StepKind) -> int:
         """Return the number of requests of a kind that are being read."""
         return sum(request.kind is kind for request in self.reading)

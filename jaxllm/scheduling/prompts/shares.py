@@ -33,14 +33,17 @@ class PromptShares:
         self.short_prompts_pass = config.short_prompts_pass and config.policy == "fcfs"
         """Whether prompts share; otherwise the first in line takes all that it needs."""
 
-    def most_tokens(self, num_streams: int, *, are_beside: bool = True) -> int | None:
+    def most_tokens(self, num_streams: int, num_prompts: int, *, are_beside: bool = True) -> int | None:
         """Return the most tokens of prompts in a step while `num_streams` streams run; None for no such limit.
 
-        The streams' next tokens are in the same step, if they are beside the prompts.
+        `num_prompts` prompts are read, or could be. The streams' next tokens are in the same step, if they are beside
+        the prompts.
         """
-        if self._target is None or not num_streams:
+        target = self._target
+        if target is None or not num_streams:
             return None
-        seconds = max(self._target.seconds, self._target.by_decodes * self._times.least_seconds(num_streams))
+        factor = max(1.0, target.by_prompts * num_prompts / num_streams)
+        seconds = max(target.seconds, factor * target.by_decodes * self._times.least_seconds(num_streams))
         num_beside = num_streams if are_beside else 0
         return self._times.most_tokens(seconds, num_beside + _LEAST_TOKENS, self._most) - num_beside
 
