@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 import random
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
