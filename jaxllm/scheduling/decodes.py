@@ -74,6 +74,10 @@ class Continuing:
             columns = _Columns(*([*old, *new] for old, new in zip(columns, zip(*joining, strict=True), strict=True)))
         self._step_id, self._columns = plan.step_id, columns
 
+    def forget(self) -> None:
+        """Let the next step look at each request: its table may change meanwhile."""
+        self._columns = _NO_COLUMNS
+
     def advance(
         self, step_id: int, late: Collection[str], *, are_known: bool, num_running: int, num_prompt_tokens: int
     ) -> tuple[Decodes, list[Request]]:

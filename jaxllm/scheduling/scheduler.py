@@ -218,11 +218,12 @@ class Scheduler:
 
         Otherwise the policy's order decides, in `_plan_running`: an image that must be whole may take the whole step.
         """
-        reading = self._prompts.reading
-        if step.kind is not StepKind.SAMPLE or not self._has_columns or any(request.media for request in reading):
+        if step.kind is not StepKind.SAMPLE or not self._has_columns:
             return
-        num_running, last_step = len(self._running), self._counters.num_steps - 1
-        if num_running <= min(step.num_tokens, step.num_rows):
+        reading, num_running, last_step = self._prompts.reading, len(self._running), self._counters.num_steps - 1
+        if num_running > min(step.num_tokens, step.num_rows) or any(request.media for request in reading):
+            self._continuing.forget()
+        else:
             num_missing = sum(request.num_tokens - self._prompts.num_planned(request) for request in reading)
             rows = self._continuing.advance(
                 last_step,
