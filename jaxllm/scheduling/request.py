@@ -23,7 +23,6 @@ class Request:
         "block_hashes",
         "donor",
         "finish_reason",
-        "is_plain",
         "keeps_blocks",
         "kind",
         "media",
@@ -94,9 +93,6 @@ class Request:
         self.score_start = self.params.first_scored_position
         """The first prompt position to score, if any."""
         self.waits_for_last_token = waits_for_last_token(self.params)
-        is_text = self.pooling is None and source.media is None
-        self.is_plain = is_text and not self.waits_for_last_token and self.params.repetition_detection is None
-        """True if its decodes need nothing but its position and its blocks."""
         self.queued_ts = queued_ts
         self.scheduled_ts: float | None = None
         """time.monotonic() when first scheduled; None before."""
@@ -113,6 +109,12 @@ class Request:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether its decodes need nothing but its position and its blocks."""
+        is_text = self.pooling is None and self.media is None
+        return is_text and not self.waits_for_last_token and self.params.repetition_detection is None
 
     @property
     def end_ids(self) -> set[int]:
