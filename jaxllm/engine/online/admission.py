@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from jaxllm.exceptions import (
     LateFirstTokenError,
@@ -19,6 +18,14 @@ from jaxllm.scheduling.prompts.shares import FIRST_SHARE
 
 _MEMORY_SECONDS = 30.0
 """How fast old measurements of the speed of prompts lose weight: to a third in this time."""
+NUM_LENGTHS = 240
+"""The number of classes that the lengths of prompts, up to 2**32 tokens, are counted in."""
+
+
+def _class_of(length: int) -> int:
+    """Return a class, of which there are eight between a length and its double."""
+    shift = max(0, length.bit_length() - 4)
+    return 8 * shift + (length >> shift)
 
 
 class PromptSpeed:
@@ -27,8 +34,17 @@ class PromptSpeed:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._now = clock, clock()
         self._num_tokens = self._seconds = 0.0
-        self._since, self._most_waiting = 0.0, 0
+        self._since = self._most_waiting = 0.0
         """The seconds since the last prompt was counted in which prompts waited, and the most tokens that they had."""
+
+    @property
+    def state(self) -> tuple[float, ...]:
+        """Return what has been measured, from which another process may go on. Zeros are a state without any."""
+        return self._now, self._num_tokens, self._seconds, self._since, self._most_waiting
+
+    @state.setter
+    def state(self, state: tuple[float, ...]) -> None:
+        self._now, self._num_tokens, self._seconds, self._since, self._most_waiting = state
 
     def tick(self, num_waiting: int) -> None:
         """Count the time since the last call, in which prompts of `num_waiting` tokens waited."""
@@ -42,7 +58,7 @@ class PromptSpeed:
         fades = math.exp(-self._since / _MEMORY_SECONDS)
         self._num_tokens = self._num_tokens * fades + num_tokens
         self._seconds = self._seconds * fades + self._since
-        self._since, self._most_waiting = 0.0, 0
+        self._since = self._most_waiting = 0.0
 
     def seconds(self, num_tokens: int) -> float:
         """Return the seconds that prompts of `num_tokens` tokens take; 0 if that is not known.
@@ -74,18 +90,19 @@ class Admission:
         """None stands for no bound. If short prompts pass, those that are longer do not delay a first token."""
         self._max_num_reqs, self._max_num_tokens, self._max_ttft_ms = max_num_reqs, max_num_tokens, max_ttft_ms
         self._speed = speed or PromptSpeed()
-        self._lengths: list[int] | None = [] if short_prompts_pass and max_ttft_ms is not None else None
-        """The numbers of tokens of the prompts that wait, the shortest first, if they pass longer ones."""
+        self._short_prompts_pass = short_prompts_pass
+        self._waiting: list[int] | memoryview[int] = [0] * NUM_LENGTHS
+        """The prompt tokens that wait, by the class of their prompt's length."""
         self.num_reqs = self.num_tokens = 0
         self.num_rejected = {"max_num_queued_reqs": 0, "max_num_queued_tokens": 0, "max_ttft_ms": 0}
         """The number of requests that each bound has refused."""
 
     @classmethod
-    def of(cls, engine_args: AsyncEngineArgs) -> Self:
+    def of(cls, engine_args: AsyncEngineArgs, **more: Any) -> Self:
         """Return the admission that engine arguments ask for."""
         args, passes = engine_args, engine_args.scheduling_policy == "fcfs"
         limits = args.max_num_queued_reqs, args.max_num_queued_tokens, args.max_ttft_ms
-        return cls(*limits, short_prompts_pass=passes)
+        return cls(*limits, short_prompts_pass=passes, **more)
 
     def check_room(self, count: int = 1) -> None:
         """Refuse, and count, what the bounds leave no room for: `count` sequences, of the shortest prompts.
@@ -123,8 +140,7 @@ class Admission:
         self._check_ttft(count)
         self._speed.tick(self.num_tokens)
         self.num_tokens += count
-        if self._lengths is not None:
-            insort(self._lengths, count)
+        self._waiting[_class_of(count)] += count
 
     def _check_ttft(self, count: int) -> None:
         """Refuse a prompt whose first token would come too late; one that waits for nobody is taken in any case."""
@@ -142,11 +158,15 @@ class Admission:
 
     def _num_until(self, count: int) -> int:
         """Return the number of prompt tokens that are computed until a prompt of `count` tokens more is."""
-        if self._lengths is None:
+        if not self._short_prompts_pass:
             return self.num_tokens + count
-        num_shorter = sum(self._lengths[: bisect_right(self._lengths, count)])
+        num_shorter = self._num_waiting(_class_of(count) + 1)
         num_for_first = -(-(num_shorter + count) // (FIRST_SHARE - 1))
         return min(self.num_tokens, num_shorter + num_for_first) + count
+
+    def _num_waiting(self, num_classes: int) -> int:
+        """Return the number of prompt tokens that wait in prompts of the first classes of lengths."""
+        return sum(self._waiting[:num_classes])
 
     def release_reqs(self, count: int) -> None:
         """Give back the room of `count` sequences."""
@@ -156,8 +176,7 @@ class Admission:
         """Give back the room of a prompt, at its first output or because it was given up."""
         self._speed.tick(self.num_tokens)
         self.num_tokens -= count
-        if self._lengths is not None:
-            del self._lengths[bisect_left(self._lengths, count)]
+        self._waiting[_class_of(count)] -= count
         if has_output:
             self._speed.count(count)
 

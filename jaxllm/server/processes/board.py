@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from enum import IntEnum
 
-from jaxllm.engine.online.admission import Admission
+from jaxllm.engine.online.admission import NUM_LENGTHS, Admission, PromptSpeed
 from jaxllm.server.http.state import ServerLoad
 
 
@@ -29,12 +29,18 @@ class Column(IntEnum):
 
 
 _ITEM_BYTES = 8
-_NUM_COUNTERS = 2
-_ROW_ITEMS = len(Column)
+_NUM_COUNTERS, _NUM_FLOATS = 2, len(PromptSpeed().state)
+_FIRST_ROW = _NUM_COUNTERS + _NUM_FLOATS
+_ROW_ITEMS = len(Column) + NUM_LENGTHS
+
+
+def _num_bytes(num_rows: int) -> int:
+    return _ITEM_BYTES * (_FIRST_ROW + num_rows * _ROW_ITEMS)
 
 
 class Board:
-    """Integers in memory that the front ends and their parent map: counters of requests and adapters, then the rows.
+    """Numbers in memory that the front ends and their parent map: counters of requests and adapters, the speed of
+    prompts, then the rows, which end in the prompt tokens that wait by the classes of `Admission`.
 
     The system releases the lock of a process that ends, and the parent clears its row.
     """
@@ -42,8 +48,12 @@ class Board:
     def __init__(self, fd: int, num_rows: int) -> None:
         """Map the memory behind a file descriptor that `make` has made, in this process or its parent."""
         self.fd, self._num_rows = fd, num_rows
-        self._memory = mmap.mmap(fd, _ITEM_BYTES * (_NUM_COUNTERS + num_rows * _ROW_ITEMS))
+        self._memory = mmap.mmap(fd, _num_bytes(num_rows))
         self._items = memoryview(self._memory).cast("q")
+        self._floats = memoryview(self._memory)[_ITEM_BYTES * _NUM_COUNTERS : _ITEM_BYTES * _FIRST_ROW].cast("d")
+        lengths = [self._index(row, 0) + len(Column) for row in range(num_rows)]
+        self.lengths = [self._items[start : start + NUM_LENGTHS] for start in lengths]
+        """The prompt tokens that wait at each process, by the classes of their prompts' lengths."""
 
     @classmethod
     def make(cls, num_rows: int) -> Board:
@@ -53,7 +63,7 @@ class Board:
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
-        os.ftruncate(fd, _ITEM_BYTES * (_NUM_COUNTERS + num_rows * _ROW_ITEMS))
+        os.ftruncate(fd, _num_bytes(num_rows))
         return cls(fd, num_rows)
 
     @contextlib.contextmanager
@@ -74,6 +84,16 @@ class Board:
         """Return a number, from 1, that no other process gets."""
         return 1 + self._next(1)
 
+    @property
+    def speed(self) -> tuple[float, ...]:
+        """Return the state of a `PromptSpeed`; to be read and set in the block of one lock."""
+        return tuple(self._floats)
+
+    @speed.setter
+    def speed(self, state: tuple[float, ...]) -> None:
+        for index, value in enumerate(state):
+            self._floats[index] = value
+
     def get(self, row: int, column: Column) -> int:
         """Return a number."""
         return self._items[self._index(row, column)]
@@ -93,12 +113,13 @@ class Board:
 
     def clear(self, row: int) -> None:
         """Forget a process that has ended."""
-        for column in Column:
-            self.put(row, column, 0)
+        for index in range(self._index(row, 0), self._index(row + 1, 0)):
+            self._items[index] = 0
 
     def close(self) -> None:
         """Release the memory of this process's view."""
-        self._items.release()
+        for view in (*self.lengths, self._floats, self._items):
+            view.release()
         self._memory.close()
         os.close(self.fd)
 
@@ -109,17 +130,28 @@ class Board:
         return number
 
     @staticmethod
-    def _index(row: int, column: Column) -> int:
-        return _NUM_COUNTERS + row * _ROW_ITEMS + column
+    def _index(row: int, column: int) -> int:
+        return _FIRST_ROW + row * _ROW_ITEMS + column
 
 
 class SharedAdmission(Admission):
     """The bounds on the requests of all front ends together. `num_reqs` and `num_tokens` are those of all, too."""
 
-    def __init__(self, max_num_reqs: int | None, max_num_tokens: int | None, board: Board, row: int) -> None:
+    def __init__(
+        self,
+        max_num_reqs: int | None,
+        max_num_tokens: int | None,
+        max_ttft_ms: float | None = None,
+        speed: PromptSpeed | None = None,
+        *,
+        short_prompts_pass: bool = False,
+        board: Board,
+        row: int,
+    ) -> None:
         """Count this process's part in its row of the board."""
+        super().__init__(max_num_reqs, max_num_tokens, max_ttft_ms, speed, short_prompts_pass=short_prompts_pass)
         self._board, self._row = board, row
-        super().__init__(max_num_reqs, max_num_tokens)
+        self._waiting = board.lengths[row]
 
     def reserve_reqs(self, count: int) -> None:
         """Reserve room for `count` sequences, all or none. Raises QueueOverflowError."""
@@ -129,9 +161,8 @@ class SharedAdmission(Admission):
             self._add(Column.QUEUED_REQS, count)
 
     def reserve_tokens(self, count: int) -> None:
-        """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError."""
-        with self._board.locked():
-            self.num_tokens = self._board.total(Column.QUEUED_TOKENS)
+        """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError or LateFirstTokenError."""
+        with self._prompts_of_all():
             super().reserve_tokens(count)
             self._add(Column.QUEUED_TOKENS, count)
 
@@ -141,8 +172,22 @@ class SharedAdmission(Admission):
 
     def release_tokens(self, count: int, *, has_output: bool) -> None:
         """Give back the room of a prompt, at its first output or because it was given up."""
-        del has_output  # the speed of prompts is not measured: max_ttft_ms is refused
-        self._add(Column.QUEUED_TOKENS, -count)
+        with self._prompts_of_all():
+            super().release_tokens(count, has_output=has_output)
+            self._add(Column.QUEUED_TOKENS, -count)
+
+    def _num_waiting(self, num_classes: int) -> int:
+        return sum(sum(lengths[:num_classes]) for lengths in self._board.lengths)
+
+    @contextlib.contextmanager
+    def _prompts_of_all(self) -> Iterator[None]:
+        """Go on from what all front ends have counted and measured, and share what a block adds."""
+        with self._board.locked():
+            self.num_tokens, self._speed.state = self._board.total(Column.QUEUED_TOKENS), self._board.speed
+            try:
+                yield
+            finally:
+                self._board.speed = self._speed.state
 
     def _add(self, column: Column, count: int) -> None:
         self._board.put(self._row, column, self._board.get(self._row, column) + count)

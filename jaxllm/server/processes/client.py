@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
@@ -56,6 +57,7 @@ class ParentClient(RemoteCore):
     def __init__(self, addresses: Addresses, *, has_replicas: bool) -> None:
         """Wait for the parent at the addresses, whose files it deletes once it has heard of this process."""
         super().__init__(_ParentHandle(Meeting(addresses)), zmq.Context())
+        self._next_report = math.inf  # the parent logs what the core does while it starts
         self.max_replicas = MAX_REPLICAS if has_replicas else 1
         self.on_told: Callable[[Told], object] | None = None
         """What takes changes of what is shared; they wait until it is set by `listen`."""
@@ -91,10 +93,9 @@ class SharedLLM(AsyncLLM):
     def join(cls, engine_args: AsyncEngineArgs, addresses: Addresses, board: Board, row: int) -> Self:
         """Wait until the engine is ready, and return it."""
         parent = ParentClient(addresses, has_replicas=engine_args.data_parallel_size > 1)
-        admission = SharedAdmission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens, board, row)
         engine = cls(
             lambda: meet(parent, engine_args, asks_core=False),
-            admission=admission,
+            admission=SharedAdmission.of(engine_args, board=board, row=row),
             logs_requests=engine_args.enable_log_requests,
         )
         engine.parent, engine.max_log_len = parent, engine_args.max_log_len

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import socket
+import ssl
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 
 from jaxllm.config.server_arguments import ServerArgs
-from jaxllm.engine.online.admission import Reservation
-from jaxllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
+from jaxllm.engine.online.admission import Admission, PromptSpeed, Reservation
+from jaxllm.exceptions import LateFirstTokenError, MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from jaxllm.server.processes.acceptor import Acceptor
 from jaxllm.server.processes.board import Board, Column, SharedAdmission, SharedLoad
 from jaxllm.server.processes.reports import Family, Sample, merged, registry_of, totals
 from jaxllm.server.processes.start import check_several
+from tests.server.http.test_tls import DATA
 
 
 @pytest.fixture
@@ -30,7 +36,7 @@ def boards() -> Iterator[tuple[Board, Board]]:
 
 
 def test_the_bounds_count_the_requests_of_all(boards: tuple[Board, Board]) -> None:
-    one, other = (SharedAdmission(3, 100, board, row) for row, board in enumerate(boards))
+    one, other = (SharedAdmission(3, 100, board=board, row=row) for row, board in enumerate(boards))
     held = Reservation(one, 2)
     held.hold_prompt(60)
     more = Reservation(other, 1)
@@ -46,10 +52,60 @@ def test_the_bounds_count_the_requests_of_all(boards: tuple[Board, Board]) -> No
 
 
 def test_what_a_dead_process_held_is_free_again(boards: tuple[Board, Board]) -> None:
-    one, other = (SharedAdmission(1, None, board, row) for row, board in enumerate(boards))
+    one, other = (SharedAdmission(1, None, board=board, row=row) for row, board in enumerate(boards))
     one.reserve_reqs(1)
     boards[1].clear(0)
     other.check_room()
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("short_prompts_pass", [True, False])
+def test_late_first_tokens_are_refused_as_by_one_process(
+    boards: tuple[Board, Board], *, short_prompts_pass: bool
+) -> None:
+    """Random prompts come to two processes, and all of them to a third that is alone: it refuses the same ones."""
+    clock, source = Clock(), random.Random()
+    alone = Admission(None, None, 2000.0, PromptSpeed(clock), short_prompts_pass=short_prompts_pass)
+    pair = [
+        SharedAdmission(
+            None, None, 2000.0, PromptSpeed(clock), short_prompts_pass=short_prompts_pass, board=board, row=row
+        )
+        for row, board in enumerate(boards)
+    ]
+    held: list[tuple[Reservation, Reservation]] = []
+    for _ in range(400):
+        clock.now += source.random()
+        if held and source.random() < 0.55:
+            has_output = source.random() < 0.9
+            for reservation in held.pop(source.randrange(len(held))):
+                if has_output:
+                    reservation.release_prompt()
+                reservation.release()
+            continue
+        length, answers = int(10 ** source.uniform(0, 4)), []
+        both = Reservation(source.choice(pair), 1), Reservation(alone, 1)
+        for reservation in both:
+            try:
+                reservation.hold_prompt(length)
+                answers.append("")
+            except LateFirstTokenError as error:
+                answers.append(str(error))
+        assert answers[0] == answers[1]
+        if not answers[0]:
+            held.append(both)
+        assert sum(map(sum, boards[0].lengths)) == alone.num_tokens
+    assert alone.num_rejected["max_ttft_ms"] > 0
+    boards[0].clear(0)
+    boards[0].clear(1)
+    assert [sum(lengths) for lengths in boards[1].lengths] == [0, 0], "the dead wait for nothing"
 
 
 def test_numbers_are_given_once(boards: tuple[Board, Board]) -> None:
@@ -96,6 +152,46 @@ async def accept_four(boards: tuple[Board, Board]) -> None:
             acceptor.end()
 
 
+class Echo(asyncio.Protocol):
+    """Sends back what comes."""
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX])
+def test_connections_may_be_local_and_encrypted(
+    tmp_path: Path, family: socket.AddressFamily, *, is_encrypted: bool
+) -> None:
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(DATA / "one.pem"))
+    ours.load_cert_chain(DATA / "one.pem", DATA / "one.key")
+    theirs.check_hostname = False
+
+    def talk(address: Any) -> bytes:
+        with socket.socket(family) as plain:
+            plain.settimeout(10)
+            plain.connect(address)
+            with theirs.wrap_socket(plain) if is_encrypted else plain as connection:
+                connection.sendall(b"abc")
+                return connection.recv(3)
+
+    async def run() -> bytes:
+        with contextlib.closing(Board.make(1)) as board, socket.socket(family) as listener:
+            listener.bind(str(tmp_path / "socket") if family == socket.AF_UNIX else ("127.0.0.1", 0))
+            acceptor = Acceptor(listener, board, 0, lambda: 0)
+            acceptor.begin(Echo, ours if is_encrypted else None, 16)
+            try:
+                return await asyncio.to_thread(talk, listener.getsockname())
+            finally:
+                acceptor.end()
+
+    assert uvloop.run(run()) == b"abc"
+
+
 def counter(value: float, created: float, name: str = "requests", **labels: str) -> Family:
     samples = [Sample(f"{name}_total", labels, value), Sample(f"{name}_created", labels, created)]
     return Family(name, "Requests.", "counter", samples)
@@ -125,16 +221,13 @@ def test_adapters_in_use_are_those_of_all() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("grpc_port", {"grpc_port": 0}),
         ("disable_frontend_multiprocessing", {"disable_frontend_multiprocessing": True}),
-        ("max_ttft_ms", {}),
         ("uvicorn_kwargs", {}),
     ],
 )
 def test_what_one_process_alone_can_do_is_refused_by_name(name: str, arguments: dict[str, object]) -> None:
     more = {"root_path": "/a"} if name == "uvicorn_kwargs" else {}
-    ttft = 100.0 if name == "max_ttft_ms" else None
-    with pytest.raises(VLLMValidationError, match=f"^{name} needs api_server_count=1: ") as refused:
-        check_several(ServerArgs(api_server_count=2, **arguments), ttft, more)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(VLLMValidationError, match=f"^{name} needs api_server_count=1: .* Leave one") as refused:
+        check_several(ServerArgs(api_server_count=2, **arguments), more)  # pyright: ignore[reportArgumentType]
     assert refused.value.parameter == name
-    check_several(ServerArgs(api_server_count=2), None, {})
+    check_several(ServerArgs(api_server_count=2), {})
