@@ -25,7 +25,7 @@ from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
 from jaxllm.server.processes.start import run_front_ends
-from jaxllm.server.run import bind, serve_engine
+from jaxllm.server.run import bind, bind_grpc, serve_engine
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 
 KEPT_STEPS = 100_000
@@ -52,9 +52,9 @@ async def serve(args: argparse.Namespace) -> None:
     args = with_queue_bound(args)
     engine_args, server_args = AsyncEngineArgs.from_cli_args(args), ServerArgs.from_cli_args(args)
     if (server_args.api_server_count or 1) > 1:
-        with contextlib.closing(bind(server_args)) as listener:
+        with bind(server_args) as listener, bind_grpc(server_args) or contextlib.nullcontext() as grpc_listener:
             command = mock_command(args.tokens_per_second, args.replies, args.step_ms)
-            await run_front_ends(args, server_args, listener, command)
+            await run_front_ends(args, server_args, listener, grpc_listener, command)
         return
     app = build_app(args)
     with (

@@ -11,7 +11,6 @@ import shutil
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,7 +21,7 @@ from jaxllm.engine.transport.wire import Told
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
-from jaxllm.server.openai.serving_models import AdapterChange, OpenAIServingModels
+from jaxllm.server.openai.serving_models import AdapterChange, LoRAModule, OpenAIServingModels
 from jaxllm.server.processes.acceptor import Acceptor
 from jaxllm.server.processes.board import Board, SharedLoad
 from jaxllm.server.processes.client import SharedLLM
@@ -42,8 +41,9 @@ _ADAPTER = "adapter"
 class _Front(FrontPart):
     """One front end among several: what it shares with the others, by way of their parent."""
 
-    def __init__(self, order: FrontOrder, board: Board, engine: SharedLLM, app: Any, prefix: str) -> None:
-        self._index, self._engine, self._app, self._prefix = order.index, engine, app, prefix
+    def __init__(self, order: FrontOrder, board: Board, engine: SharedLLM, app: Any, args: ServerArgs) -> None:
+        self._index, self._engine, self._app, self._prefix = order.index, engine, app, args.metrics_prefix
+        self._first_adapters = {LoRAModule.read(each).name for each in args.lora_modules or ()}
         self._board = board
         self.load, self.is_again = SharedLoad(board, order.index), order.is_again
         self._tasks: set[asyncio.Task[None]] = set()
@@ -72,7 +72,9 @@ class _Front(FrontPart):
             await self._engine.ask_parent("report", self._report())
 
     async def _tell_adapter(self, change: AdapterChange) -> None:
-        await self._engine.tell(_ADAPTER, change.name, msgspec.to_builtins(change))
+        """Tell all of a change. Later front ends hear of an adapter that is unloaded only if they begin with it."""
+        is_forgotten = change.number is None and change.name not in self._first_adapters
+        await self._engine.tell(_ADAPTER, change.name, None if is_forgotten else msgspec.to_builtins(change))
 
     def _keep(self, work: Any) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -86,7 +88,8 @@ class _Front(FrontPart):
         """Take in a change, and acknowledge it."""
         try:
             if told.kind == _ADAPTER:
-                self._app.state.openai_serving_models.take(msgspec.convert(told.value, AdapterChange))
+                value = told.value or {"name": told.key, "number": None}
+                self._app.state.openai_serving_models.take(msgspec.convert(value, AdapterChange))
             else:
                 await self._engine.take_told(told)
         except Exception:
@@ -112,7 +115,8 @@ class _Front(FrontPart):
         return registry_of(merged(msgspec.convert(reports, list[Report.__value__])))
 
 
-async def _serve(order: FrontOrder) -> None:
+async def _run(order: FrontOrder) -> int:
+    """Join the engine and serve it; return the exit status."""
     engine_args = AsyncEngineArgs(**order.settings.engine_args)
     server_args = ServerArgs(**order.settings.server_args)
     args = argparse.Namespace(**vars(engine_args), **vars(server_args))
@@ -121,21 +125,17 @@ async def _serve(order: FrontOrder) -> None:
     start_worker_threads()
     engine = await asyncio.to_thread(SharedLLM.join, engine_args, order.addresses, board, order.index)
     async with engine:
-        await asyncio.to_thread(engine.front.inputs.prepare_media)
-        gc.freeze()  # as `run_server` does
-        front = _Front(order, board, engine, app, server_args.metrics_prefix)
-        with _refusing(engine), contextlib.closing(socket.socket(fileno=order.listener_fd)) as listener:
-            await serve_engine(engine, app, listener, args, part=front)
-
-
-@contextlib.contextmanager
-def _refusing(engine: SharedLLM) -> Iterator[None]:
-    """Tell the parent what a block refuses, so that the server ends with that."""
-    try:
-        yield
-    except VLLMValidationError as error:
-        engine.parent.begin_call("refuse", str(error), error.parameter)
-        raise
+        try:
+            await asyncio.to_thread(engine.front.inputs.prepare_media)
+            gc.freeze()  # as `run_server` does
+            part = _Front(order, board, engine, app, server_args)
+            grpc_listener = None if order.grpc_fd is None else socket.socket(fileno=order.grpc_fd)
+            with socket.socket(fileno=order.listener_fd) as listener:
+                await serve_engine(engine, app, listener, args, grpc_listener, part=part)
+        except VLLMValidationError as error:  # the parent ends the server with it
+            await engine.ask_parent("refuse", str(error), error.parameter)
+            return 2
+    return 0
 
 
 def main() -> int:
@@ -151,13 +151,13 @@ def main() -> int:
     import uvloop
 
     try:
-        uvloop.run(_serve(order))
+        return uvloop.run(_run(order))
     except EngineDeadError as error:
         logger.error("front end %d ends: %s", order.index, error)
         return 1
-    except VLLMValidationError:
+    except VLLMValidationError as error:
+        logger.error("front end %d cannot start: %s", order.index, error)
         return 2
-    return 0
 
 
 if __name__ == "__main__":

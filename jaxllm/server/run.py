@@ -154,21 +154,21 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     log_settings(server_args, args.log_config_file)
     has_several = (server_args.api_server_count or 1) > 1
     if has_several:
-        check_several(server_args, getattr(args, "max_ttft_ms", None), uvicorn_kwargs)
+        check_several(server_args, uvicorn_kwargs)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(bind(server_args)))
         stack.enter_context(_unlinked(server_args.uds))
+        grpc_listener = bind_grpc(server_args)
+        if grpc_listener is not None:
+            stack.enter_context(contextlib.closing(grpc_listener))
         if has_several:
             if args.log_config_file is not None:
                 configure_log(args.log_config_file)
             else:
                 show_log()
-            _warn_if_open(server_args, [listener])
-            await run_front_ends(args, server_args, listener)
+            _warn_if_open(server_args, [each for each in (listener, grpc_listener) if each is not None])
+            await run_front_ends(args, server_args, listener, grpc_listener)
             return
-        grpc_listener = bind_grpc(server_args)
-        if grpc_listener is not None:
-            stack.enter_context(contextlib.closing(grpc_listener))
         start_worker_threads()
         async with build_async_engine_client(args) as engine:
             await asyncio.to_thread(engine.front.inputs.prepare_media)

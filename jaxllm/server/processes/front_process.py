@@ -24,6 +24,7 @@ from jaxllm.utils.child_process import input_of, python_command
 logger = logging.getLogger(__name__)
 
 _MODULE = "jaxllm.server.front_end"
+_ALIVE = Heartbeat(step_seconds=0.0, is_compiling=False, is_warm=True)
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -45,6 +46,8 @@ class FrontOrder(msgspec.Struct, frozen=True):
     folder: str
     """The folder of the addresses."""
     listener_fd: int
+    grpc_fd: int | None
+    """That of a socket with gRPC's address; None for a front end that does not serve gRPC."""
     board_fd: int
     num_rows: int
     is_again: bool
@@ -66,16 +69,19 @@ class FrontProcess:
         num_rows: int,
         context: zmq.Context[zmq.Socket[bytes]],
         *,
+        grpc_fd: int | None = None,
         is_again: bool,
     ) -> None:
-        """Start the process. `is_again` if a front end of the engine has served before."""
+        """Start the process, which serves gRPC too if it gets `grpc_fd`. `is_again` if a front end of the engine has
+        served before.
+
+        Raises OSError if the system starts no process.
+        """
         self.index = index
         self._meeting = Meeting.on_host()
-        self.inbox = SocketInbox(context, self._meeting.addresses)
-        self._outbox = SocketOutbox(context, self._meeting.addresses, can_wait=False)
         self._watch = CoreWatch(*core_timeouts())
         self.is_serving = False
-        """True once it has sent a message: it is ready, or almost."""
+        """True once it has reported: it is ready."""
         self.sequences: set[str] = set()
         """The sequences that it has sent and that have not ended."""
         self.kept: set[str] = set()
@@ -88,6 +94,7 @@ class FrontProcess:
             addresses=self._meeting.addresses,
             folder=str(self._meeting.folder),
             listener_fd=listener_fd,
+            grpc_fd=grpc_fd,
             board_fd=board_fd,
             num_rows=num_rows,
             is_again=is_again,
@@ -95,13 +102,20 @@ class FrontProcess:
             log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
             sys_path=[each for each in sys.path if isinstance(each, str) and each.isprintable()],
         )
-        with input_of(msgspec.json.encode(order)) as stdin:
-            self._process = subprocess.Popen(
-                python_command(_MODULE),
-                stdin=stdin,
-                pass_fds=(listener_fd, board_fd),
-                process_group=0,  # Ctrl-C in a terminal comes to the parent alone
-            )
+        fds = [fd for fd in (listener_fd, board_fd, grpc_fd) if fd is not None]
+        try:
+            with input_of(msgspec.json.encode(order)) as stdin:
+                self._process = subprocess.Popen(
+                    python_command(_MODULE),
+                    stdin=stdin,
+                    pass_fds=fds,
+                    process_group=0,  # Ctrl-C in a terminal comes to the parent alone
+                )
+        except BaseException:
+            self._meeting.close()
+            raise
+        self.inbox = SocketInbox(context, self._meeting.addresses)
+        self._outbox = SocketOutbox(context, self._meeting.addresses, can_wait=False)
         self.pidfd = -1
         with contextlib.suppress(OSError):  # not every system has such descriptors; then its status is polled
             self.pidfd = os.pidfd_open(self._process.pid)
@@ -120,10 +134,15 @@ class FrontProcess:
         """Return the messages that have come from it."""
         messages = self.inbox.receive(wait=False)
         if messages:
-            self.is_serving = True
             self._meeting.close()  # it has bound its sockets, and both are connected
-            self._watch.hear(Heartbeat(0.0, False, True))
+        if messages and self.is_serving:
+            self._watch.hear(_ALIVE)
         return messages
+
+    def take_report(self, report: Any) -> None:
+        """Take in a report. It serves, and sends two a second from now on: silence means that it hangs."""
+        self.report, self.is_serving = report, True
+        self._watch.hear(_ALIVE)
 
     def complaint(self) -> str | None:
         """Return why it must be killed: it has been silent for too long; None if nothing is wrong."""

@@ -89,16 +89,19 @@ class Parent:
         listener_fd: int,
         count: int,
         *,
+        grpc_fd: int | None = None,
         drain_seconds: float = 0.0,
         metrics_prefix: str = PREFIX,
         on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         """Have `count` front ends with these settings on a listener, for the engine that `start` begins to start.
+        The first one serves gRPC too, at the address of the socket `grpc_fd`, if there is one.
 
         `on_ready` is called in the thread of `run` once the engine is ready; from then on `end` may be called.
         """
         self._on_ready = on_ready
         self._start, self._settings, self._listener_fd = start, settings, listener_fd
+        self._grpc_fd = grpc_fd
         self._drain_seconds, self._prefix = drain_seconds, metrics_prefix
         self._board = Board.make(count)
         self._seats = [_Seat(index) for index in range(count)]
@@ -114,7 +117,7 @@ class Parent:
         self._tells: dict[int, tuple[FrontProcess, Call, set[FrontProcess]]] = {}
         """Changes that some front ends have not acknowledged: who asked, and whom it waits for."""
         self._state: dict[tuple[str, str], Any] = {}
-        """The last value of everything that was told, for front ends that come later."""
+        """The last value of what was told and not taken back, for front ends that come later."""
         self._ended: Report = []
         """The counts of front ends that have ended."""
         self._refusal: VLLMValidationError | None = None
@@ -205,8 +208,8 @@ class Parent:
             if seat.front is not None and seat.front.status is not None:
                 self._lose(seat, seat.front, relay)
         while self._num_told < self._num_ends:
+            self._deadline = now + _END_SECONDS + (0.0 if self._num_told else self._drain_seconds)
             self._num_told += 1
-            self._deadline = now + self._drain_seconds + _END_SECONDS
             for front in self._fronts():
                 front.tell(signal.SIGTERM)
         for seat in self._seats:
@@ -244,14 +247,26 @@ class Parent:
             front.send(message)
 
     def _start_front(self, seat: _Seat) -> None:
-        count = len(self._seats)
-        places = self._listener_fd, self._board.fd, count
-        seat.front = FrontProcess(seat.index, self._settings, *places, self._context, is_again=self._has_served)
         seat.started_at = time.monotonic()
+        try:
+            front = FrontProcess(
+                seat.index,
+                self._settings,
+                self._listener_fd,
+                self._board.fd,
+                len(self._seats),
+                self._context,
+                grpc_fd=self._grpc_fd if seat.index == 0 else None,
+                is_again=self._has_served,
+            )
+        except OSError as error:  # too many processes, or too little memory
+            self._plan(seat, f"front end {seat.index} cannot be started ({error})")
+            return
+        seat.front = front
         for message in self._greeting:
-            seat.front.send(message)
+            front.send(message)
         for (kind, key), value in self._state.items():
-            seat.front.send(Told(-1, kind, key, value))
+            front.send(Told(-1, kind, key, value))
 
     def _lose(self, seat: _Seat, front: FrontProcess, relay: Relay) -> None:
         """End the requests of a front end that has ended, keep its counts, and plan for another."""
@@ -265,14 +280,18 @@ class Parent:
         front.close()
         if self._num_ends or self._refusal is not None:
             return
+        ended = f"front end {front.index} (process {front.pid}) has ended with status {front.status}"
+        self._plan(seat, f"{ended}, and with it its connections")
+
+    def _plan(self, seat: _Seat, what: str) -> None:
+        """Log what has happened to a front end, and plan for another. Raises EngineDeadError if it happens again and
+        again.
+        """
         seconds = seat.rest()
-        logger.error(
-            "front end %d (process %d) has ended with status %s, and with it its connections; it is started again "
-            "in %.0f s",
-            *(front.index, front.pid, front.status, seconds),
-        )
         if seat.num_failures > _MOST_FAILURES:
-            raise EngineDeadError(f"Front end {front.index} has ended {seat.num_failures} times in a row.")
+            logger.error("%s", what)
+            raise EngineDeadError(f"Front end {seat.index} has ended {seat.num_failures} times in a row.")
+        logger.error("%s; it is started again in %.0f s", what, seconds)
 
     def _listen(self, front: FrontProcess, relay: Relay) -> None:
         """Take in what has come from a front end."""
@@ -281,16 +300,16 @@ class Parent:
                 case Shutdown():
                     pass  # its process ends, which is seen
                 case Call(_, "report", _):
-                    front.report, self._has_served = message.arguments[0], True
+                    front.take_report(message.arguments[0])
+                    self._has_served = True
                     front.send(Reply(message.call_id))
                 case Call(_, "collect", _):
                     front.report = message.arguments[0]
                     here = msgspec.to_builtins([read(self._collector, "parent"), self._ended])
                     front.send(Reply(message.call_id, [*here, *(other.report for other in self._fronts())]))
-                case Call(_, "refuse", [text, _]) if self._has_served:
-                    logger.error("front end %d (process %d) cannot start: %s", front.index, front.pid, text)
                 case Call(_, "refuse", [text, parameter]):
-                    self._refusal = VLLMValidationError(text, parameter=parameter)
+                    front.send(Reply(message.call_id))
+                    self._refuse(front, text, parameter)
                 case Call(_, "tell", [kind, key, value]):
                     self._tell(front, message, kind, key, value)
                 case Call(_, "acknowledge", [told_id]):
@@ -299,9 +318,19 @@ class Parent:
                 case _:
                     relay.take(front, message)
 
+    def _refuse(self, front: FrontProcess, text: str, parameter: str | None) -> None:
+        """End the server with what a front end refuses; once one has served, it is a fault of this process alone."""
+        if self._has_served:
+            logger.error("front end %d (process %d) cannot start: %s", front.index, front.pid, text)
+        else:
+            self._refusal = VLLMValidationError(text, parameter=parameter)
+
     def _tell(self, front: FrontProcess, call: Call, kind: str, key: str, value: Any) -> None:
         """Tell all front ends of a change; whoever has asked for it waits until all know that serve."""
-        self._state[kind, key] = value
+        if value is None:
+            self._state.pop((kind, key), None)
+        else:
+            self._state[kind, key] = value
         told_id = next(self._told_ids)
         self._tells[told_id] = front, call, {other for other in self._fronts() if other.is_serving}
         for other in self._fronts():
@@ -322,7 +351,7 @@ class Parent:
     def _stop_fronts(self, error: BaseException) -> None:
         """Tell front ends that the engine has ended, and give them the time to tell their clients."""
         seconds = 0.0
-        if isinstance(error, EngineDeadError):
+        if isinstance(error, EngineDeadError) and self._has_served:
             seconds = _END_SECONDS
             for front in self._fronts():
                 front.send(Failure(RequestError("internal", str(error))))

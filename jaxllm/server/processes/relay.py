@@ -72,18 +72,13 @@ class Relay:
 
     def lose(self, front: FrontProcess) -> None:
         """End in the core all that a front end that has gone has asked for."""
-        ids = list(front.sequences)
-        for sequence_id in ids:
-            self._sequences.pop(sequence_id, None)
+        self._end(front)
         for call_id in [call_id for call_id, (caller, _) in self._calls.items() if caller is front]:
             del self._calls[call_id]
             self._remote.drop_reply(call_id)
-        if ids:
-            self._remote.abort_requests(ids)
         if front.kept:
             self._remote.release(list(front.kept))
-        front.sequences.clear()
-        front.kept.clear()
+            front.kept.clear()
 
     def _add(self, front: FrontProcess, request: EngineCoreRequest) -> None:
         for sequence_id in front.add(request):
@@ -94,6 +89,13 @@ class Relay:
             self._forget(ids := sequence_ids(request))
             front.kept.discard(request.request_id)
             self._send_outputs(front, [_failed(each, RequestError.of(error)) for each in ids])
+
+    def _end(self, front: FrontProcess) -> list[str]:
+        """End a front end's sequences in the core, and return them."""
+        ids = self._forget(list(front.sequences))
+        if ids:
+            self._remote.abort_requests(ids)
+        return ids
 
     def _forget(self, ids: Iterable[str]) -> list[str]:
         """Forget sequences and return those that were known."""
@@ -169,11 +171,9 @@ class Relay:
 
     def _fail_all(self, problem: str) -> None:
         """End all requests: it is unknown which outputs are lost."""
-        fronts = {sequence.front for sequence in self._sequences.values()}
-        for front in fronts:
-            ids = list(front.sequences)
-            self._remote.abort_requests(self._forget(ids))
-            self._send_outputs(front, [_failed(each, RequestError("internal", problem)) for each in ids])
+        for front in {sequence.front for sequence in self._sequences.values()}:
+            error = RequestError("internal", problem)
+            self._send_outputs(front, [_failed(each, error) for each in self._end(front)])
 
     def _send_outputs(self, front: FrontProcess, outputs: Sequence[EngineCoreOutput]) -> None:
         stats = self.metrics.of(0).stats

@@ -21,25 +21,28 @@ from jaxllm.server.processes.parent import Parent
 from jaxllm.usage.usage_lib import UsageContext
 
 
-def check_several(args: ServerArgs, max_ttft_ms: float | None, uvicorn_kwargs: Mapping[str, Any]) -> None:
+def check_several(args: ServerArgs, uvicorn_kwargs: Mapping[str, Any]) -> None:
     """Raise VLLMValidationError for arguments that a server of several front ends cannot follow."""
     reasons = {
-        "grpc_port": args.grpc_port is not None and "gRPC is served by one front end",
         "disable_frontend_multiprocessing": args.disable_frontend_multiprocessing
         and "a core in a thread serves the front end of its process alone",
-        "max_ttft_ms": max_ttft_ms is not None and "a front end measures the speed of its own prompts alone",
         "uvicorn_kwargs": bool(uvicorn_kwargs) and "they cannot be passed to other processes",
     }
     for name, reason in reasons.items():
         if reason:
-            message = f"{name} needs api_server_count=1: {reason}."
+            message = f"{name} needs api_server_count=1: {reason}. Leave one of the two out."
             raise VLLMValidationError(message, parameter=name)
 
 
 async def run_front_ends(
-    args: argparse.Namespace, server_args: ServerArgs, listener: socket.socket, command: Sequence[str] = ()
+    args: argparse.Namespace,
+    server_args: ServerArgs,
+    listener: socket.socket,
+    grpc_listener: socket.socket | None = None,
+    command: Sequence[str] = (),
 ) -> None:
-    """Serve with several front ends until SIGTERM or SIGINT, on a listener that is bound.
+    """Serve with several front ends until SIGTERM or SIGINT, on a listener that is bound; with `grpc_listener` the
+    first front end serves gRPC at its address.
 
     `command` is another program to run as a core; see `CoreProcess`. Raises as `run_server` does.
     """
@@ -65,6 +68,7 @@ async def run_front_ends(
         Settings(engine_args.portable(), dataclasses.asdict(server_args)),
         listener.fileno(),
         server_args.api_server_count,
+        grpc_fd=None if grpc_listener is None else grpc_listener.fileno(),
         drain_seconds=engine_args.shutdown_timeout,
         metrics_prefix=server_args.metrics_prefix,
         on_ready=on_ready,

@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.async_engine.support import nothing_left
 from tests.e2e.tiny_engine import CASE
 from tests.models.tiny import folder
+from tests.server.grpc_support import client_of, message_of
 from tests.server.support import TEMPLATE, Answer
 from tests.server.test_run import free_port
 
@@ -48,6 +49,7 @@ class Pair:
 
     process: subprocess.Popen[str]
     port: int
+    grpc_port: int
 
     def fronts(self) -> list[psutil.Process]:
         """Return the processes of front ends."""
@@ -57,6 +59,14 @@ class Pair:
         """Return the core's process."""
         (core,) = (each for each in psutil.Process(self.process.pid).children() if MODULE not in words_of(each))
         return core
+
+    def grpc_server(self) -> int | None:
+        """Return the id of the front end that listens on gRPC's port."""
+        for front in self.fronts():
+            with contextlib.suppress(psutil.Error):
+                if any(each.laddr[1:] == (self.grpc_port,) for each in listening(front)):
+                    return front.pid
+        return None
 
     def connections(self) -> dict[int, int]:
         """Return the number of open connections of each front end."""
@@ -97,19 +107,23 @@ class Pair:
         return False
 
 
+def listening(process: psutil.Process) -> list[Any]:
+    """Return the sockets on which a process listens."""
+    return [each for each in process.net_connections(kind="tcp") if each.status == "LISTEN"]
+
+
 @contextlib.contextmanager
-def started(tokenizer: str, *words: str) -> Iterator[Pair]:
-    """Start a server, and wait until both front ends serve."""
-    port = free_port()
+def starting(tokenizer: str, *words: str, log: int = subprocess.DEVNULL) -> Iterator[Pair]:
+    """Begin to start a server, which is ended after a block; `log` is its standard error."""
+    port, grpc_port = free_port(), free_port()
     command = [sys.executable, str(SCRIPT), str(folder(CASE)), "--tokenizer", tokenizer, "--chat-template", TEMPLATE]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--served-model-name", "tiny"]
     command += ["--api-server-count", "2", "--tokens-per-second", "50", "--max-num-seqs", "64", "--enable-lora"]
+    command += ["--grpc-port", str(grpc_port), "--max-ttft-ms", "60000"]
     command += ["--hf-overrides", json.dumps({"max_position_embeddings": 50_000}), *words]
-    with subprocess.Popen(command, env=os.environ | ENV, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(command, env=os.environ | ENV, stderr=log, text=True) as process:
         try:
-            pair = Pair(process, port)
-            until(pair.is_whole, START_SECONDS)
-            yield pair
+            yield Pair(process, port, grpc_port)
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,12 +131,23 @@ def started(tokenizer: str, *words: str) -> Iterator[Pair]:
             process.kill()
 
 
+@contextlib.contextmanager
+def started(tokenizer: str, *words: str) -> Iterator[Pair]:
+    """Start a server, and wait until both front ends serve."""
+    with starting(tokenizer, *words) as pair:
+        until(pair.is_whole, START_SECONDS)
+        yield pair
+
+
 @pytest.fixture(scope="module")
 def pair(tokenizer: str) -> Iterator[Pair]:
-    """Return a server that takes a dozen requests at once, and has an adapter."""
+    """Return a server that takes a dozen requests at once, and has an adapter. All end when its parent is killed."""
     words = "--max-num-queued-reqs", str(MOST_REQUESTS), "--lora-modules", f"first={Path(__file__).parent}"
     with nothing_left(), started(tokenizer, *words) as pair:
         yield pair
+        until(pair.is_whole)
+        with streams(pair, 2):
+            ends_with(pair, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -157,6 +182,18 @@ def is_alive(answer: http.client.HTTPResponse) -> bool:
             if time.monotonic() > deadline:
                 return True
     return False
+
+
+def ends_with(pair: Pair, number: signal.Signals) -> int:
+    """Send the parent a signal; return its status once front ends and core have ended too, and the port is free."""
+    processes = [*pair.fronts(), pair.core()]
+    pair.process.send_signal(number)
+    status = pair.process.wait(10)
+    until(lambda: not any(each.is_running() for each in processes), 10)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", pair.port))
+    return status
 
 
 def at_rest(pair: Pair) -> bool:
@@ -252,6 +289,22 @@ def test_adapters_are_known_to_all(pair: Pair) -> None:
     assert names() == [{"tiny", "two"}] * 4, "also after a start of another front end"
 
 
+def test_the_first_serves_grpc_and_so_does_its_successor(pair: Pair) -> None:
+    request = message_of({"prompt": [5], "max_tokens": 3, "ignore_eos": True})
+
+    def num_tokens() -> int:
+        with client_of(f"127.0.0.1:{pair.grpc_port}") as client:
+            return client.whole(request).usage.completion_tokens
+
+    first = pair.grpc_server()
+    assert first is not None
+    assert num_tokens() == 3
+    os.kill(first, signal.SIGKILL)
+    until(lambda: pair.grpc_server() not in (first, None))
+    assert num_tokens() == 3
+    until(pair.is_whole)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -276,8 +329,27 @@ def test_a_response_is_not_stored(pair: Pair) -> None:
     assert (answer.status, answer.json["store"]) == (200, False)
 
 
-def test_a_dead_core_ends_all(tokenizer: str) -> None:
-    with nothing_left(), started(tokenizer) as pair, streams(pair, 4) as answers:
+def test_sigterm_during_the_start_leaves_nothing(tokenizer: str) -> None:
+    with nothing_left(), starting(tokenizer) as pair:
+        until(lambda: len(pair.fronts()) == 2)
+        assert ends_with(pair, signal.SIGTERM) in (0, -signal.SIGTERM)  # in a moment the engine is ready
+
+
+def test_what_a_front_end_refuses_at_its_start_ends_the_server(tokenizer: str) -> None:
+    with nothing_left(), starting(tokenizer, "--lora-modules", "tiny=/x", log=subprocess.PIPE) as pair:
+        _, log = pair.process.communicate(timeout=START_SECONDS)
+        assert pair.process.returncode == 1
+        assert "VLLMValidationError: The name 'tiny' is in use" in log
+
+
+def test_front_ends_that_die_at_their_start_come_again_and_a_dead_core_ends_all(tokenizer: str) -> None:
+    with nothing_left(), contextlib.ExitStack() as stack:
+        pair = stack.enter_context(starting(tokenizer))
+        until(lambda: len(pair.fronts()) == 2)
+        for front in pair.fronts():
+            front.kill()
+        until(pair.is_whole, START_SECONDS)
+        answers = stack.enter_context(streams(pair, 4))
         pair.core().kill()
         began = time.monotonic()
         for answer in answers:
