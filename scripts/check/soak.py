@@ -14,8 +14,10 @@ At the end SIGTERM comes in the middle of streams, which are read to their end. 
 warm-up; the slope of the memory is that of the rest, plus or minus twice its standard error: "?" means that the run was
 too short. The exit status is 1 if anything was wrong.
 
-With `--api-server-count 2` the server has two front ends, and one is killed under each load. Its own connections may
-fail then, and no others; no count of /metrics may fall, and at rest the whole bound on requests must be free.
+With `--api-server-count 2` the server has two front ends, and one is killed under each load. The connections that it
+had, by their clients' ports, may fail then, and no others; another front end must take its place. At rest no count of
+/metrics may have fallen, every answer must be counted once, but for those of the victim's last second, one request must
+get the whole bound, and then no front end may take another.
 
 With `--pictures N` the model is a small Qwen2-VL with random weights, and half of the requests have pictures or videos
 between their texts: some that the caches know, some under new names, so that they are processed and encoded again. The
@@ -29,6 +31,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import random
 import signal
 import sys
@@ -130,7 +133,7 @@ def _soak(args: argparse.Namespace, scratch: Path, seconds: float, phase_seconds
     if has_several := args.api_server_count > 1:
         flags += ("--api-server-count", str(args.api_server_count), "--max-num-queued-reqs", str(MOST_QUEUED))
     command = [*serve_command(model, *flags), "--shutdown-timeout", "60", "--disable-uvicorn-access-log"]
-    with server_process(command, scratch / "server.txt", env=DEV_MODE) as server:
+    with server_process(command, scratch / "server.txt", env=os.environ | DEV_MODE) as server:
         soak = ServerSoak(
             server, source, asks, bad=bad, others=others, num_clients=args.clients, kills_front_ends=has_several
         )

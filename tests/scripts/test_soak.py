@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import re
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def soak(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerSoak]:
     """Return a soak that has ended."""
     path = tmp_path_factory.mktemp("soak")
     command = serve_command(folder("qwen3"), "--tokenizer", save_tokenizer(path), *FLAGS)
-    with server_process(command, path / "log.txt", env=DEV_MODE) as server:
+    with server_process(command, path / "log.txt", env=os.environ | DEV_MODE) as server:
         source = random.Random(1)
         soak = ServerSoak(server, source, make_asks(source, 20, LENGTHS), compiles_ahead=False)
         asyncio.run(soak.run(2.0, 2.0))

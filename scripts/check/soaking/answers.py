@@ -7,11 +7,12 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from lib.servers import RefusedError, ServerError
+from lib.servers import HOST, RefusedError, ServerError
 
 from check.soaking.requests import Ask
 
@@ -63,16 +64,35 @@ def _rows(logprobs: dict[str, Any]) -> list[Any]:
     return [list(row) for row in zip(*(logprobs[name] for name in names), strict=True)]
 
 
-def open_session(base_url: str) -> aiohttp.ClientSession:
-    """Return a client that keeps its connections."""
-    return aiohttp.ClientSession(base_url, connector=aiohttp.TCPConnector(limit=0))
+_ports: ContextVar[set[int]] = ContextVar("ports")
+
+
+def noted_ports() -> set[int]:
+    """Return a set that gets the local ports of the connections that this task makes from now on."""
+    ports: set[int] = set()
+    _ports.set(ports)
+    return ports
+
+
+def _make_socket(address: tuple[Any, ...]) -> socket.socket:
+    made = socket.socket(*address[:3])
+    made.bind((HOST, 0))
+    if (ports := _ports.get(None)) is not None:
+        ports.add(made.getsockname()[1])
+    return made
+
+
+def open_session(base_url: str, *, keeps: bool = True) -> aiohttp.ClientSession:
+    """Return a client that keeps its connections, or makes one for each request."""
+    connector = aiohttp.TCPConnector(limit=0, force_close=not keeps, socket_factory=_make_socket)
+    return aiohttp.ClientSession(base_url, connector=connector)
 
 
 def open_slow_session(base_url: str) -> aiohttp.ClientSession:
     """Return a client for slow readers, with small buffers: unread output soon waits in the server."""
 
     def make_socket(address: tuple[Any, ...]) -> socket.socket:
-        made = socket.socket(*address[:3])
+        made = _make_socket(address)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
         return made
 

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from check.soaking.census import MIB, Census, Trend, trend
+from check.soaking.front_ends import Killer
 from check.soaking.server_soak import NUM_DRAINED, ServerSoak
 
 MB_PER_HOUR = 1.0
@@ -28,7 +29,7 @@ def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
         "items_renamed_and_processed": [soak.num_renamed, soak.num_processed],
         "preemptions": soak.num_preemptions,
         "programs_compiled": [soak.num_compiled[0], soak.num_compiled[-1]],
-        **(_kills(soak) if soak.killer is not None else {}),
+        **(_kills(soak, soak.killer) if soak.killer is not None else {}),
         "processes": {name: _process(soak.rests(name), soak.loaded.held[name], trends[name]) for name in names},
         "not_free_at_rest": soak.left[:20],
         "end": soak.end,
@@ -38,13 +39,12 @@ def report(soak: ServerSoak, seconds: float) -> dict[str, Any]:
     }
 
 
-def _kills(soak: ServerSoak) -> dict[str, Any]:
-    killer = soak.killer
-    assert killer is not None
+def _kills(soak: ServerSoak, killer: Killer) -> dict[str, Any]:
     return {
         "front_ends_killed": killer.num_kills,
         "connections_of_the_killed": killer.num_connections,
         "requests_cut": killer.num_cut,
+        "not_as_one_server": soak.unshared[:20],
     }
 
 
@@ -81,7 +81,7 @@ def _verdicts(soak: ServerSoak, trends: dict[str, Trend], seconds: float) -> dic
         "requests were preempted": soak.num_preemptions > 0,
         "no program compiled after warm-up": len(set(soak.num_compiled)) == 1 if soak.compiles_ahead else None,
         **(_media_verdicts(soak) if soak.num_others else {}),
-        **({} if soak.killer is None else {"front ends were killed": soak.killer.num_kills > 0}),
+        **(_kill_verdicts(soak, soak.killer) if soak.killer is not None else {}),
         **steady,
         **memory,
         "SIGTERM drains the streams, exits with 0, and leaves no process": soak.end == end,
@@ -93,6 +93,14 @@ def _media_verdicts(soak: ServerSoak) -> dict[str, bool | None]:
     return {
         "most answers change when nothing but the pixels does": 2 * soak.num_moved > soak.num_others,
         "as many items were processed as were renamed": soak.num_processed >= soak.num_renamed > 0,
+    }
+
+
+def _kill_verdicts(soak: ServerSoak, killer: Killer) -> dict[str, bool | None]:
+    """Return whether the front ends are one server. What a kill may not cost is among the errors."""
+    return {
+        "front ends were killed under load": 0 < killer.num_cut <= killer.num_connections,
+        "bounds and counts are those of all front ends": not soak.unshared,
     }
 
 
@@ -136,7 +144,7 @@ def show(record: dict[str, Any]) -> None:
             f"{process['greatest_resident_mib']}; {process['mb_per_hour']} ± {process['standard_error']} MB an hour; "
             f"{process['fds_at_rest']} fds, {process['threads_at_rest']} threads"
         )
-    for violation in record["violations"] + record["not_free_at_rest"]:
+    for violation in record["violations"] + record["not_free_at_rest"] + record.get("not_as_one_server", []):
         print(f"!   {violation[:400]}")
     for goal, is_reached in record["goals_reached"].items():
         print(f"{'?' if is_reached is None else 'yes' if is_reached else 'NO':4} {goal}")

@@ -17,9 +17,17 @@ from typing import Any
 import aiohttp
 from lib.servers import HOST, RefusedError, ServerError, ServerProcess, get
 
-from check.soaking.answers import Said, fetch, open_session, open_slow_session, read_stream, read_whole
+from check.soaking.answers import (
+    Said,
+    fetch,
+    noted_ports,
+    open_session,
+    open_slow_session,
+    read_stream,
+    read_whole,
+)
 from check.soaking.census import Census
-from check.soaking.front_ends import MOST_QUEUED, Killer
+from check.soaking.front_ends import Killer, bound_problems, front_ends
 from check.soaking.requests import BAD, COMPLETIONS, LOOKS, STEADY, Ask
 from check.soaking.watch import Watch
 
@@ -32,6 +40,8 @@ NUM_DRAINED = 4
 CROWD = 5
 """How many times the usual number of clients come at once before the load."""
 DRAIN_SECONDS = 90.0
+COUNT_SECONDS = 5.0
+"""The time in which all front ends have shared their counts."""
 MANNERS = ("whole", "stream", "slow", "leave", "cancel", "bad", "look")
 WEIGHTS = (30, 30, 6, 8, 8, 8, 10)
 
@@ -84,6 +94,12 @@ class ServerSoak:
         self.violations: list[str] = []
         self.left: list[str] = []
         """What was not free, or not at rest, at the end of a phase."""
+        self.unshared: list[str] = []
+        """What several front ends do not count, or bound, as one server does."""
+        self._answered: list[float] = []
+        """The times at which clients had whole answers, since the counts were last compared."""
+        self._num_asked = self._num_counted = 0
+        """The number of requests since then, and what the server had counted then."""
         self.num_compiled: list[int] = []
         """How many programs were compiled, when the engine said that it was warm and after every phase."""
         self.num_preemptions = 0
@@ -122,12 +138,14 @@ class ServerSoak:
     @asynccontextmanager
     async def _clients(self) -> AsyncIterator[None]:
         """Run clients during a block; their connections close at its end."""
-        async with open_session(self._url) as self._session, open_slow_session(self._url) as self._slow:
+        keeps = self.killer is None  # else each connection is one request's, which ends with it
+        async with open_session(self._url, keeps=keeps) as self._session, open_slow_session(self._url) as self._slow:
             yield
 
     async def _answer_alone(self) -> None:
         """Ask everything once, whole, and as a stream, which has to be the same."""
         for ask in self._asks:
+            self._num_asked += 1 + ask.may_stream
             try:
                 alone = self._alone[ask] = await read_whole(self._session, ask)
                 if ask.may_stream and (streamed := await read_stream(self._session, ask)) != alone:
@@ -141,6 +159,7 @@ class ServerSoak:
     async def _ask_about_others(self) -> None:
         """Count the answers that differ when nothing but the pixels does, their log-probabilities included."""
         for pair in self._others.items():
+            self._num_asked += 2
             try:
                 first, second = [await read_whole(self._session, ask, logprobs=True) for ask in pair]
                 self.num_moved += first != second
@@ -160,6 +179,11 @@ class ServerSoak:
 
     async def _rest(self) -> None:
         """Check that nothing is left once all clients have ended."""
+        if self.killer is not None:
+            try:
+                await self.killer.wait_whole()
+            except ServerError as error:
+                self.violations.append(str(error))
         left: dict[str, Any] = await self.watch.rest()
         if num := json.loads(await get(self._server.port, "/load"))["server_load"]:
             left["/load"] = num
@@ -169,23 +193,27 @@ class ServerSoak:
             if not json.loads(await fetch(session, "/reset_encoder_cache", {}))["success"]:
                 left["encoded items"] = "in use"
         if self.killer is not None:
-            left |= await self._room_and_counts(self.killer)
+            await self._check_counts(self.killer)
+            self.unshared += await bound_problems(self._url, self.killer.count)
+            left |= await self.watch.rest()
         if left:
             self.left.append(str(left))
         await self._note_counts()
         await asyncio.sleep(CLOSE_SECONDS)
+        if self.killer is not None:
+            self._answered, self._num_asked, self._num_counted = [], 0, await self.watch.num_answers()
 
-    async def _room_and_counts(self, killer: Killer) -> dict[str, Any]:
-        """Check that the bound on requests is free, and that no count has fallen; return what is wrong."""
-        wrong: dict[str, Any] = {}
-        async with open_session(self._url) as session:
-            try:
-                await fetch(session, COMPLETIONS, {"prompt": "sea", "max_tokens": 1, "n": MOST_QUEUED})
-            except ServerError as error:
-                wrong["room for requests"] = str(error)
+    async def _check_counts(self, killer: Killer) -> None:
+        """Check that no count has fallen, and that each answer is counted once, but for a victim's last ones."""
         if fallen := killer.fallen(await self.watch.metrics()):
-            wrong["counts that fell"] = fallen
-        return wrong
+            self.unshared.append(f"counts that fell: {fallen}")
+        least, most = len(self._answered) - killer.num_lost(self._answered), self._num_asked
+        deadline = time.monotonic() + COUNT_SECONDS
+        while not least <= (num := await self.watch.num_answers() - self._num_counted) <= most:
+            if time.monotonic() > deadline:
+                self.unshared.append(f"{num} answers are counted, and there were {least} to {most}")
+                return
+            await asyncio.sleep(0.1)
 
     def _tell(self, seconds: float) -> None:
         """Print the progress."""
@@ -201,7 +229,7 @@ class ServerSoak:
         self.num_processed = int(metrics["vllm:mm_cache_queries_total"] - metrics["vllm:mm_cache_hits_total"])
 
     async def _client(self) -> None:
-        manner = self._random.choices(MANNERS, WEIGHTS)[0]
+        manner, ports = self._random.choices(MANNERS, WEIGHTS)[0], noted_ports()
         try:
             async with asyncio.timeout(LOST_SECONDS):
                 outcome = await self._act(manner)
@@ -209,7 +237,7 @@ class ServerSoak:
             outcome = "lost"
             self.violations.append(f"{manner}: nothing for {LOST_SECONDS:g} s")
         except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
-            outcome = "cut by a kill" if self.killer is not None and self.killer.explains(error) else "failed"
+            outcome = "cut by a kill" if self.killer is not None and self.killer.explains(error, ports) else "failed"
             if outcome == "failed":
                 self.violations.append(f"{manner}: {type(error).__name__}: {error}")
         self.outcomes[f"{manner}: {outcome}"] += 1
@@ -221,6 +249,7 @@ class ServerSoak:
         if manner == "look":
             return await self._look_around()
         ask = self._random.choice(self._asks)
+        self._num_asked += 1
         self.num_with_media += ask.has_media
         more = ask.unshared(self._random) if self._random.random() < 0.3 else {}
         if manner == "cancel":
@@ -241,6 +270,7 @@ class ServerSoak:
         return self._compared(ask, await read_stream(self._session, ask, **more))
 
     def _compared(self, ask: Ask, got: Said) -> str:
+        self._answered.append(time.monotonic())
         if got == self._alone[ask]:
             return "equal"
         self.violations.append(f"{ask} gave {got}, alone {self._alone[ask]}")
@@ -268,7 +298,7 @@ class ServerSoak:
 
     async def _end(self) -> None:
         """End the server while streams run; check that they are whole and that no process is left."""
-        pids = [Path("/proc", str(pid)) for pid in self.watch.pids.values()]
+        pids = [Path("/proc", str(pid)) for pid in {*self.watch.pids.values(), *front_ends(self._server)}]
         long = Ask(COMPLETIONS, {"prompt": "the sea", "max_tokens": 200, "ignore_eos": True, "seed": 1}, True)
         async with self._clients():
             streams = [asyncio.create_task(read_stream(self._session, long)) for _ in range(NUM_DRAINED)]

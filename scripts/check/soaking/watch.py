@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from check.soaking.census import Census, census_of
 from check.soaking.front_ends import front_ends
+from check.soaking.requests import CHAT, COMPLETIONS
 
 REST_SECONDS = 10.0
 """The seconds in which a server without requests must be at rest."""
@@ -62,6 +63,14 @@ class Watch:
             if not left or time.monotonic() > deadline:
                 return left
             await asyncio.sleep(POLL_SECONDS)
+
+    async def num_answers(self) -> int:
+        """Return how many requests to generate the server has counted as answered, by all its front ends."""
+        text = (await get(self._port, "/metrics")).decode()
+        samples = (each for family in text_string_to_metric_families(text) for each in family.samples)
+        labels = {("2xx", path) for path in (CHAT, COMPLETIONS)}
+        answers = (each for each in samples if each.name == "http_requests_total")
+        return int(sum(each.value for each in answers if (each.labels["status"], each.labels["handler"]) in labels))
 
     async def metrics(self) -> Mapping[str, float]:
         """Return the values of /metrics by name, summed over labels; a missing name is 0."""
