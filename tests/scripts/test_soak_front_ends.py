@@ -170,7 +170,7 @@ async def serving(handler: Any) -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("room", "leaks", "found"),
+    ("room", "leaks", "num_problems"),
     [
         (MOST_QUEUED, False, 0),
         (MOST_QUEUED, True, 1),  # the second time there is no room
@@ -178,11 +178,11 @@ async def serving(handler: Any) -> AsyncIterator[str]:
         (MOST_QUEUED + 1, False, 16),  # each of eight tries is taken, twice
     ],
 )
-def test_a_wrong_bound_is_found(monkeypatch: pytest.MonkeyPatch, room: int, *, leaks: bool, found: int) -> None:
+def test_a_wrong_bound_is_found(monkeypatch: pytest.MonkeyPatch, room: int, *, leaks: bool, num_problems: int) -> None:
     monkeypatch.setattr(front_ends, "_FREE_SECONDS", 0.3)
 
     async def run() -> list[str]:
         async with serving(FakeServer(room, leaks=leaks).answer) as url:
             return await bound_problems(url, 2)
 
-    assert len(asyncio.run(run())) == found
+    assert len(asyncio.run(run())) == num_problems

@@ -23,7 +23,7 @@ NUM_LENGTHS = 240
 
 
 def _class_of(length: int) -> int:
-    """Return a class, of which there are eight between a length and its double."""
+    """Return the class of a length; there are eight between a length and its double."""
     shift = max(0, length.bit_length() - 4)
     return 8 * shift + (length >> shift)
 

@@ -164,7 +164,8 @@ async def _filled(session: aiohttp.ClientSession, num_fronts: int) -> list[str]:
         async with session.post(COMPLETIONS, json=body) as response:
             if response.status == 200:
                 await response.content.readany()
-                return [each for _ in range(_TRIES * num_fronts) if (each := await _taken(session))]
+                problems = [await _taken(session) for _ in range(_TRIES * num_fronts)]
+                return [each for each in problems if each is not None]
             if response.status != 503 or time.monotonic() > deadline:
                 raise ServerError(f"{response.status}: {await response.text()}")
         await asyncio.sleep(0.1)
