@@ -102,15 +102,8 @@ class FrontProcess:
             log_level=logging.getLogger("jaxllm").getEffectiveLevel(),
             sys_path=[each for each in sys.path if isinstance(each, str) and each.isprintable()],
         )
-        fds = [fd for fd in (listener_fd, board_fd, grpc_fd) if fd is not None]
         try:
-            with input_of(msgspec.json.encode(order)) as stdin:
-                self._process = subprocess.Popen(
-                    python_command(_MODULE),
-                    stdin=stdin,
-                    pass_fds=fds,
-                    process_group=0,  # Ctrl-C in a terminal comes to the parent alone
-                )
+            self._process = _started(order)
         except BaseException:
             self._meeting.close()
             raise
@@ -177,3 +170,15 @@ class FrontProcess:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def _started(order: FrontOrder) -> subprocess.Popen[bytes]:
+    """Start a process with an order. Raises OSError if the system does not."""
+    fds = [fd for fd in (order.listener_fd, order.board_fd, order.grpc_fd) if fd is not None]
+    with input_of(msgspec.json.encode(order)) as stdin:
+        return subprocess.Popen(
+            python_command(_MODULE),
+            stdin=stdin,
+            pass_fds=fds,
+            process_group=0,  # Ctrl-C in a terminal comes to the parent alone
+        )
