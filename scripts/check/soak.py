@@ -96,7 +96,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="soak-") as scratch:
             record = _soak(args, Path(scratch), seconds, phase_seconds)
     except (FetchError, OSError, ServerError) as error:
-        print(f"soak: {error}", file=sys.stderr)
+        print(f"soak: {type(error).__name__}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("soak: interrupted", file=sys.stderr)
