@@ -138,7 +138,7 @@ class _SamplingParamsMeta(msgspec.StructMeta):
 
         def __call__(cls, *args, **kwargs):  # noqa: N805
             for name, value in kwargs.items():
-                if name not in cls.__struct_fields__:
+                if name not in _NAMES:
                     known = [field for field in cls.__struct_fields__ if field not in _INTERNAL]
                     raise unknown_parameter("SamplingParams", name, value, known, GONE)
             return super().__call__(*args, **kwargs)
@@ -406,4 +406,5 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
         return f"SamplingParams({shown})"
 
 
+_NAMES = frozenset(SamplingParams.__struct_fields__)
 _INTERNAL = frozenset({"output_text_buffer_length", "_eos_token_id", "_all_stop_token_ids", "_bad_words_token_ids"})

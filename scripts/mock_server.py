@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import sys
 from collections import deque
 from typing import Any
@@ -27,6 +26,7 @@ from jaxllm.server.app import build_app
 from jaxllm.server.processes.start import run_front_ends
 from jaxllm.server.run import bind, bind_grpc, serve_engine
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
+from jaxllm.utils.garbage import settle_garbage
 
 KEPT_STEPS = 100_000
 
@@ -66,7 +66,7 @@ async def serve(args: argparse.Namespace) -> None:
             admission=Admission(engine_args.max_num_queued_reqs, engine_args.max_num_queued_tokens),
         ) as engine,
     ):
-        gc.freeze()  # as `run_server` does
+        settle_garbage()
         app.add_api_route("/steps", lambda: list(engine.steps))
         await serve_engine(engine, app, listener, args)
 

@@ -67,13 +67,15 @@ def check_float(
 ) -> float:
     """Return `value` as a finite float in [low, high], or in (low, high] when `above_low`; errors as in check_int."""
     parameter = parameter or name
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        message = f"{name} must be a number, got {shown(value)} ({type(value).__name__})."
-        raise VLLMValidationError(message, parameter=parameter, value=value)
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
+    number = value
+    if type(value) is not float:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            message = f"{name} must be a number, got {shown(value)} ({type(value).__name__})."
+            raise VLLMValidationError(message, parameter=parameter, value=value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
     if not math.isfinite(number):
         message = f"{name} must be a finite number, got {shown(value)}."
         raise VLLMValidationError(message, parameter=parameter, value=value)
@@ -166,7 +168,7 @@ def check_options(name: str, value: Any) -> dict[str, Any]:
 
 
 def _check_collection(name: str, value: Any, max_count: int) -> Collection[Any]:
-    if isinstance(value, (str, bytes, Mapping)) or not has_length(value):
+    if type(value) is not list and (isinstance(value, (str, bytes, Mapping)) or not has_length(value)):
         raise VLLMValidationError(
             f"{name} must be a list, got {shown(value)} ({type(value).__name__}).", parameter=name, value=value
         )

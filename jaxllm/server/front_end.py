@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import shutil
 import socket
@@ -30,6 +29,7 @@ from jaxllm.server.processes.reports import Report, is_of_core, merged, read, re
 from jaxllm.server.run import FrontPart, serve_engine
 from jaxllm.utils.async_utils import start_worker_threads
 from jaxllm.utils.fork_safety import end_with
+from jaxllm.utils.garbage import settle_garbage
 from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ async def _run(order: FrontOrder) -> int:
     async with engine:
         try:
             await asyncio.to_thread(engine.front.inputs.prepare_media)
-            gc.freeze()  # as `run_server` does
+            settle_garbage()
             part = _Front(order, board, engine, app, server_args)
             grpc_listener = None if order.grpc_fd is None else socket.socket(fileno=order.grpc_fd)
             with socket.socket(fileno=order.listener_fd) as listener:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import ipaddress
 import logging
 import os
@@ -31,12 +30,13 @@ from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationEr
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.http.access_log import log_settings
 from jaxllm.server.http.auth import read_keys
-from jaxllm.server.http.connection import bounded_protocol
+from jaxllm.server.http.connection import bounded_protocol, set_up
 from jaxllm.server.http.state import ServerLoad, ServerState
 from jaxllm.server.http.tls import refresh, tls_settings
 from jaxllm.server.processes.acceptor import Acceptor
 from jaxllm.server.processes.start import check_several, run_front_ends
 from jaxllm.utils.async_utils import start_worker_threads
+from jaxllm.utils.garbage import settle_garbage
 from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
         start_worker_threads()
         async with build_async_engine_client(args) as engine:
             await asyncio.to_thread(engine.front.inputs.prepare_media)
-            gc.freeze()  # modules are 70,000 objects: collecting them would delay all streams by 0.05 s
+            settle_garbage()
             await serve_engine(engine, app, listener, args, grpc_listener, **uvicorn_kwargs)
 
 
@@ -282,11 +282,15 @@ def bind(args: ServerArgs) -> socket.socket:
     Raises VLLMValidationError if it cannot be bound.
     """
     try:
-        return _bind_path(Path(args.uds)) if args.uds is not None else _bind_port(args.host or "", args.port)
+        if args.uds is not None:
+            return _bind_path(Path(args.uds))
+        listener = _bind_port(args.host or "", args.port)
     except OSError as error:
         where, parameter = (args.uds, "uds") if args.uds is not None else (f"{args.host or '*'}:{args.port}", "port")
         message = f"{where} cannot be listened on: {error.strerror or error}. Choose another {parameter}."
         raise VLLMValidationError(message, parameter=parameter, value=where) from error
+    set_up(listener, args.stalled_client_timeout)
+    return listener
 
 
 def bind_grpc(args: ServerArgs) -> socket.socket | None:

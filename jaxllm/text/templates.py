@@ -45,6 +45,7 @@ class _ChatTemplate:
             raise TemplateLimitError(f"the template is longer than {MAX_SOURCE} characters")
         self._source, self._environment = source, environment
         self._template = environment.from_string(source)
+        self._template.globals = dict(self._template.globals)  # jinja2's chain of dicts takes 20 us to copy each time
 
     def render(
         self,

@@ -106,7 +106,6 @@ class BoundedProtocol(HttpToolsProtocol):
         """Expect a request."""
         super().connection_made(transport)
         self.flow = self._flow = _Flow(transport)
-        _set_up(transport.get_extra_info("socket"), self.args.stalled_client_timeout)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -317,17 +316,17 @@ def _cancel(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-def _set_up(connection: socket.socket | None, stall_seconds: float) -> None:
-    """Disable Nagle's algorithm, limit the send buffer and enable keep-alive. A Unix socket needs none of these."""
-    if connection is None or connection.family not in (socket.AF_INET, socket.AF_INET6):
-        return
+def set_up(listener: socket.socket, stall_seconds: float) -> None:
+    """Disable Nagle's algorithm, limit the send buffer and enable keep-alive, for all connections of a listener, which
+    have its options. A Unix socket needs none of these.
+    """
     with contextlib.suppress(OSError):  # not every system has all of them
         # uvloop leaves this off for a socket passed to it; each piece would wait for an acknowledgement.
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(stall_seconds * 1000))
         for name, value in _KEEPALIVE:
             if hasattr(socket, name):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

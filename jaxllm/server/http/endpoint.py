@@ -222,11 +222,15 @@ async def send_reply(reply: Reply, send: Send) -> None:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await send({"type": "http.response.body", "body": reply.body})
         return
+    last = b""
     async with contextlib.aclosing(reply.body) as pieces:
         await send({"type": "http.response.start", "status": reply.status, "headers": headers})
         async for piece in pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+            if isinstance(pieces, EventStream) and pieces.is_ended:
+                last = piece  # it goes out with the end of the body
+            else:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": last})
 
 
 async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:

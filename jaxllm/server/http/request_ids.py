@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import uuid
 from typing import Any
 
 _WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -12,7 +12,7 @@ _WELL_FORMED = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 def new_request_id(headers: dict[bytes, bytes]) -> tuple[str, str | None]:
     """Return a new id, and the client's X-Request-Id if it is well formed."""
     client_id = headers.get(b"x-request-id", b"")
-    return uuid.uuid4().hex, _well_formed(client_id)
+    return os.urandom(16).hex(), _well_formed(client_id) if client_id else None
 
 
 def headers_of(raw_request: Any) -> dict[bytes, bytes]:

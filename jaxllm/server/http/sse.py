@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,8 @@ from jaxllm.outputs import RequestOutput
 from jaxllm.server.http.errors import error_response
 
 DONE = b"data: [DONE]\n\n"
+_MARK = uuid.uuid4().hex
+"""A text that is in no frame but where one is made, since nobody knows it."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -43,8 +46,7 @@ class TextFrame(NamedTuple):
     @classmethod
     def of(cls, chunk: Callable[[str], Any]) -> TextFrame:
         """Make the frame from the value that `chunk` returns for a text."""
-        mark = uuid.uuid4().hex
-        return cls(event(chunk(mark)).split(_encode(mark)))
+        return cls(event(chunk(_MARK)).split(_encode(_MARK)))
 
     def event(self, text: str) -> bytes:
         """Return the frame with a text."""
@@ -66,7 +68,7 @@ class EngineOutputs:
     def __init__(self, engine: AsyncLLM, stream: RequestOutputCollector) -> None:
         self._engine, self._stream = engine, stream
         self._is_finished = False
-        self._first: asyncio.Future[RequestOutput] | None = None
+        self._first: RequestOutput | None = None
         """The output that `pings` has waited for, until it is read."""
         self.direct: AnswerRelay | None = None
         """The direct way to the answer's connection, if there is one."""
@@ -79,10 +81,9 @@ class EngineOutputs:
         """Return the next output, merged with those that came since the last call. Raises what ended the request."""
         if self._is_finished:
             raise StopAsyncIteration
-        if self._first is None:
+        output, self._first = self._first, None
+        if output is None:
             output = await self._stream.get()
-        else:
-            output, self._first = await self._first, None
         self._is_finished = output.finished
         raise_if_failed(output)
         return output
@@ -106,28 +107,21 @@ class EngineOutputs:
 
     async def pings(self, seconds: float) -> AsyncGenerator[bytes, None]:
         """Yield a comment at this interval until there is an output, so that proxies do not give up; none for 0."""
-        if not seconds:
-            return
-        self._first = asyncio.ensure_future(self._stream.get())
-        self._first.add_done_callback(_notice)
-        while not (await asyncio.wait((self._first,), timeout=seconds))[0]:
+        while seconds and self._first is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    self._first = await self._stream.get()
+                    return
             num_computed, length = await self._engine.prefill_progress(self._stream.request_id)
-            if not self._first.done():
+            self._first = self._stream.get_nowait()
+            if self._first is None:
                 yield comment(f"prefill {num_computed}/{length}")
 
     async def aclose(self) -> None:
         """Abort the request unless it has ended."""
-        if self._first is not None:
-            self._first.cancel()
         if not self._is_finished:
             self._is_finished = True
             await self._engine.abort(self._stream.request_id)
-
-
-def _notice(future: asyncio.Future[RequestOutput]) -> None:
-    """Retrieve a task's error, which nobody may read once the request is closed."""
-    if not future.cancelled():
-        future.exception()
 
 
 def raise_if_failed(output: RequestOutput) -> None:
@@ -153,7 +147,8 @@ class EventStream(AsyncGenerator[bytes, None]):
         """Send `frames`, made from `outputs`, and then `last`; `failed` makes the last frame from an error."""
         self._frames, self._outputs = frames, outputs
         self._last, self._failed = last, failed or (lambda error: event(error_response(error)))
-        self._is_ended = False
+        self.is_ended = False
+        """True once the last frame was returned."""
 
     def connect(self, direct: AnswerRelay) -> None:
         """Let frames of plain text go straight to the answer's connection. Call it before anything is read.
@@ -165,7 +160,7 @@ class EventStream(AsyncGenerator[bytes, None]):
 
     async def __anext__(self) -> bytes:
         """Return the next frames."""
-        if self._is_ended:
+        if self.is_ended:
             raise StopAsyncIteration
         try:
             return await anext(self._frames)
@@ -173,7 +168,7 @@ class EventStream(AsyncGenerator[bytes, None]):
             last = self._last
         except Exception as error:  # noqa: BLE001 - each has an answer
             last = self._failed(error)
-        self._is_ended = True
+        self.is_ended = True
         return last
 
     async def asend(self, value: None) -> bytes:
@@ -187,7 +182,7 @@ class EventStream(AsyncGenerator[bytes, None]):
 
     async def aclose(self) -> None:
         """Send no more, and end the request."""
-        self._is_ended = True
+        self.is_ended = True
         try:
             await self._frames.aclose()
         finally:

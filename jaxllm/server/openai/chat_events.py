@@ -58,10 +58,10 @@ class ChatEvents:
                     frames.append(self._text(turn, completion.index, completion.text))
                 else:
                     frames.append(self._whole(turn, completion))
+            if output.finished and self._ends_in_usage:
+                frames.append(event(self._chunk([], self._usage(await turn.reader.num_reasoning_tokens()))))
             if piece := b"".join(frames):
                 yield piece
-        if self._ends_in_usage:
-            yield event(self._chunk([], self._usage(await turn.reader.num_reasoning_tokens())))
 
     def _text(self, turn: Turn, index: int, text: str) -> bytes:
         """Return the frame of a text that ends nothing, b"" if it completes no piece."""

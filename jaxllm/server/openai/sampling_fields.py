@@ -211,6 +211,7 @@ class SamplingFields(TokenFields, kw_only=True):
             structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
             extra_args=self.vllm_xargs,
             stream_interval=self.stream_interval,
+            skip_clone=True,  # nobody else has them: a copy would be checked again
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
         )
 

@@ -137,15 +137,20 @@ class _Answer:
                 outputs[0].relay(self._frame(0).event)
             async for output in outputs[0]:
                 choices[0].num_tokens += outputs[0].take_relayed()
-                if frames := self._pieces(output, choices[0], choices):
+                frames = self._pieces(output, choices[0], choices)
+                if frames := frames + (self._end(choices) if output.finished else b""):
                     yield frames
-        else:
-            async with contextlib.aclosing(_merge(outputs)) as merged:
-                async for prompt, output in merged:
-                    if frames := self._pieces(output, choices[prompt], choices):
-                        yield frames
-        if self._ends_in_usage:
-            yield event(self._chunk([], self._usage(choices)))
+            return
+        async with contextlib.aclosing(_merge(outputs)) as merged:
+            async for prompt, output in merged:
+                if frames := self._pieces(output, choices[prompt], choices):
+                    yield frames
+        if end := self._end(choices):
+            yield end
+
+    def _end(self, choices: Sequence[PromptChoices]) -> bytes:
+        """Return the frame of the usage, if one is requested at the end."""
+        return event(self._chunk([], self._usage(choices))) if self._ends_in_usage else b""
 
     def _pieces(self, output: RequestOutput, prompt_choices: PromptChoices, choices: Sequence[PromptChoices]) -> bytes:
         if not self._has_usage and prompt_choices.is_plain and all(map(prompt_choices.has_begun, output.outputs)):

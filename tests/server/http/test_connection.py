@@ -12,7 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.server.http.connection import MAX_AHEAD, PIECE, BoundedProtocol
+from jaxllm.server.run import bind
 from tests.server.support import Served, mock_served
 
 HEAD_BYTES = 2048
@@ -259,3 +261,15 @@ def test_a_wish_for_another_protocol_is_ignored(server: Served, protocol: bytes)
 
 def test_the_server_is_no_proxy(server: Served) -> None:
     assert answer(server, b"CONNECT x:80 HTTP/1.1\r\nhost: localhost\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+def test_connections_have_the_options_of_their_listener() -> None:
+    args = ServerArgs(host="127.0.0.1", port=0, stalled_client_timeout=7.5)
+    with contextlib.closing(bind(args)) as listener:
+        listener.listen()
+        with socket.create_connection(listener.getsockname()), contextlib.closing(listener.accept()[0]) as accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert 1 << 17 <= accepted.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) <= 1 << 18
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 7500

@@ -123,6 +123,21 @@ def test_pings_come_until_the_first_output() -> None:
     assert text == event("a")
 
 
+def test_an_output_that_comes_while_a_ping_is_made_takes_its_place() -> None:
+    async def run() -> list[bytes]:
+        engine = Engine()
+        stream, outputs = stream_of(engine)
+
+        async def put(_request_id: str) -> tuple[int, int]:
+            stream.put(delta("a", "stop"))
+            return 1, 3
+
+        engine.prefill_progress = put  # type: ignore[method-assign]
+        return [*[ping async for ping in outputs.pings(0.01)], *[frame async for frame in texts(outputs)]]
+
+    assert asyncio.run(run()) == [event("a")]
+
+
 def test_without_an_interval_nothing_is_waited_for() -> None:
     async def run() -> list[bytes]:
         return [ping async for ping in stream_of(Engine())[1].pings(0)]
