@@ -9,6 +9,7 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,10 +55,10 @@ async def _measure(model: Path, num: int) -> dict[str, Any]:
     before = 0.0
     for name, frame in (("find the stream, make its text, count", None), ("make the frame and the chunk", _frame())):
         for stream in streams:
-            stream.relay = _relay(lambda _piece: None, frame)
+            stream.relay_to(_relay(lambda _piece: None, frame))
         steps = [cast(EngineCoreOutputs, decode_from_core(each)) for each in frames[:STEPS]]
         frames = frames[STEPS:]
-        taking = _per_token(running.take_outcome, steps, num)
+        taking = _per_token(partial(_take, running), steps, num)
         parts.append((name, taking - before))
         before = taking
     for task in readers:
@@ -76,6 +77,11 @@ async def _begin(running: RunningRequests, core: MockCore, index: int) -> Reques
     request, stream = await running.take(name, prompt, params, None, None, 0, None, enter=enter)
     core.add_request(request.core)
     return stream
+
+
+def _take(running: RunningRequests, step: EngineCoreOutputs) -> None:
+    running.take_outcome(step)
+    running.outbox.flush()
 
 
 async def _read(stream: RequestOutputCollector) -> None:

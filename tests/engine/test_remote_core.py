@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +11,9 @@ import zmq
 
 from jaxllm.core_messages import EngineCoreOutputs
 from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.online import async_core
 from jaxllm.engine.online.async_core import AsyncCore
+from jaxllm.engine.online.request_stream import TextOutbox
 from jaxllm.engine.transport.sockets import Meeting
 from jaxllm.engine.transport.wire import FrameError, encode_from_core
 from jaxllm.exceptions import EngineDeadError
@@ -109,3 +112,74 @@ def test_steps_that_wait_are_handed_on_one_a_turn_also_when_the_core_is_looked_a
 
     asyncio.run(run())
     assert order == ["step", "reader"] * NUM_STEPS
+
+
+class Relay:
+    """This notes what is written to it, and in which turn of the event loop."""
+
+    is_open = True
+
+    def __init__(self, outbox: TextOutbox) -> None:
+        self.outbox, self.taken, self.written = outbox, list[str](), list[list[str]]()
+
+    def write(self, text: str, num_tokens: int) -> None:
+        """Take a text."""
+        del num_tokens
+        if not self.taken:
+            self.outbox.relays.append(self)
+        self.taken.append(text)
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        self.written.append(self.taken)
+        self.taken = []
+
+
+def test_steps_of_text_alone_share_a_turn_until_a_task_has_something_to_read(
+    remote: RemoteCore, outbox: zmq.Socket[bytes]
+) -> None:
+    stats, kinds = FakeCore(lambda _: []).stats(), random.choices("tr", k=40)  # text, or something to read
+    for i in range(len(kinds)):
+        outbox.send(encode_from_core(EngineCoreOutputs(outputs=[], stats=stats, timestamp=float(i))))
+    outbox.close()
+    texts = TextOutbox()
+    relay = Relay(texts)
+
+    def on_outputs(outputs: EngineCoreOutputs) -> list[str]:
+        i = int(outputs.timestamp)
+        relay.write(str(i), 1)
+        texts.is_read |= kinds[i] == "r"
+        return []
+
+    async def run() -> None:
+        core = AsyncCore(remote, on_outputs, lambda error, _: pytest.fail(str(error)), texts)
+        core.attach()
+        while sum(map(len, relay.written)) < len(kinds):
+            await asyncio.sleep(0)
+        core.detach()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert [each for turn in relay.written for each in turn] == [str(i) for i in range(len(kinds))]
+    for turn in relay.written:
+        assert len(turn) <= async_core._MOST_STEPS
+        assert all(kinds[int(each)] == "t" for each in turn[:-1])
+
+
+def test_a_write_that_fails_keeps_no_other_text_back(caplog: pytest.LogCaptureFixture) -> None:
+    texts = TextOutbox()
+    bad, good = Relay(texts), Relay(texts)
+
+    def fail() -> None:
+        raise OSError("no connection")
+
+    bad.flush = fail  # type: ignore[method-assign]
+    for relay in (bad, good):
+        relay.write("a", 1)
+        relay.write("b", 1)
+    assert texts.has_text_alone
+    texts.flush()
+    assert good.written == [["a", "b"]]
+    assert "cannot be written" in caplog.text
+    assert not texts.has_text_alone
+    texts.flush()
+    assert good.written == [["a", "b"]]

@@ -14,6 +14,7 @@ from typing import Any
 
 from jaxllm.core_messages import EngineCoreOutputs
 from jaxllm.engine.client.remote_client import RemoteClient, result
+from jaxllm.engine.online.request_stream import TextOutbox
 from jaxllm.engine.transport.wire import FrameError
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError
 from jaxllm.utils.fork_safety import Home, engines_home
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 0.5
 _END_POLL_SECONDS = 0.2
+_MOST_STEPS = 4
+"""The number of steps of text that are taken in before anything else has its turn, if so many wait."""
 
 
 class AsyncCore:
@@ -32,14 +35,17 @@ class AsyncCore:
         remote: RemoteClient,
         on_outputs: Callable[[EngineCoreOutputs], Collection[str]],
         on_end: Callable[[Exception, bool], Collection[str]],
+        outbox: TextOutbox | None = None,
     ) -> None:
         """Give each step's outcome to `on_outputs`. Give to `on_end` the error that has ended all requests, and whether
-        it has ended the core. Both return the sequences that the core must stop.
+        it has ended the core. Both return the sequences that the core must stop. `outbox` has the text that steps bring
+        without a reader's task.
 
         The event loop holds this object and the two functions, so they must not hold an engine that may be dropped.
         """
         self.remote = remote
         self._on_outputs, self._on_end = on_outputs, on_end
+        self._outbox = outbox or TextOutbox()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._watching: asyncio.TimerHandle | None = None
@@ -125,6 +131,7 @@ class AsyncCore:
             ended = error
         while self._take():
             pass
+        self._outbox.flush()
         if ended is not None:
             self._end(ended)
 
@@ -184,14 +191,21 @@ class AsyncCore:
             self._read()
 
     def _read(self) -> None:
-        """Take in one message, and schedule the next call while there are more: the socket signals new ones only."""
+        """Take in one message, or a few that bring nothing but text, and schedule the next call while there are more:
+        the socket signals new ones only.
+        """
         self._reading = None
         try:
-            is_more = self.remote.receive()
+            for _ in range(_MOST_STEPS):
+                is_more = self.remote.receive()
+                self._take()
+                if not (is_more and self._outbox.has_text_alone):
+                    break
         except EngineDeadError:
             self.look()
             return
-        self._take()
+        finally:
+            self._outbox.flush()
         if is_more and self._loop is not None:
             self._reading = self._loop.call_soon(self._read)
         elif self.remote.has_ended:

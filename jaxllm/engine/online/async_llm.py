@@ -480,7 +480,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
     def _joined(self, remote: RemoteClient) -> AsyncCore:
         """Return a core that ends when nobody holds it, as after a cancelled wake-up."""
-        return AsyncCore(remote, self._requests.take_outcome, self._requests.on_end)
+        return AsyncCore(remote, self._requests.take_outcome, self._requests.on_end, self._requests.outbox)
 
     def _hold(self, core: AsyncCore) -> None:
         """Use a core, which ends with this engine: the event loop holds the core, but not the engine."""

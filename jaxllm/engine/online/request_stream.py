@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from jaxllm.engine.online.gate import wake
 from jaxllm.outputs import AnyOutput, RequestOutput
 from jaxllm.sampling_params import RequestOutputKind
+
+logger = logging.getLogger(__name__)
 
 
 class TextRelay(Protocol):
@@ -18,29 +21,69 @@ class TextRelay(Protocol):
     is_open: bool
     """Whether more may be written; False while the client is slow, and once it has left."""
 
+    outbox: TextOutbox
+    """What calls `flush`; whoever writes first puts the relay into it."""
+
     def write(self, text: str, num_tokens: int) -> None:
-        """Write the text of new tokens, often ""."""
+        """Take the text of new tokens, often ""."""
         ...
+
+    def flush(self) -> None:
+        """Write what was taken."""
+        ...
+
+
+class TextOutbox:
+    """The relays that have taken text in this turn of the event loop. Steps that bring nothing but text may share a
+    turn, and then each connection gets the texts of all in one write: half of a token's time is the system's.
+    """
+
+    __slots__ = ("is_read", "relays")
+
+    def __init__(self) -> None:
+        self.relays: list[TextRelay] = []
+        self.is_read = False
+        """True once a task has something to read, for which it needs the next turn."""
+
+    @property
+    def has_text_alone(self) -> bool:
+        """Return whether this turn has brought text, and nothing else."""
+        return bool(self.relays) and not self.is_read
+
+    def flush(self) -> None:
+        """Write all texts, at the end of a turn."""
+        relays, self.relays, self.is_read = self.relays, [], False
+        for relay in relays:
+            try:
+                relay.flush()
+            except Exception:  # the connection's: it ends this answer alone, once that is noticed
+                logger.exception("the text of an answer cannot be written")
 
 
 class RequestOutputCollector:
     """Holds at most one output, so that its memory is bounded however slow the reader is: what comes meanwhile is
     merged into it. For one event loop and one reader.
 
-    A reader that sets `relay` needs no wake-up for plain text: while it waits, and so has handed on all before, text
-    goes to the relay. What the relay cannot take, and all that is not plain text, it reads itself.
+    A reader that calls `relay_to` needs no wake-up for plain text: while it waits, and so has handed on all before,
+    text goes to the relay. What the relay cannot take, and all that is not plain text, it reads itself.
     """
 
-    __slots__ = ("_aggregates", "_error", "_is_admitted", "_output", "_waiter", "relay", "request_id")
+    __slots__ = ("_aggregates", "_error", "_is_admitted", "_outbox", "_output", "_waiter", "relay", "request_id")
 
-    def __init__(self, output_kind: RequestOutputKind, request_id: str) -> None:
+    def __init__(self, output_kind: RequestOutputKind, request_id: str, outbox: TextOutbox | None = None) -> None:
         self.request_id = request_id
+        self._outbox = outbox or TextOutbox()
         self._aggregates = output_kind is RequestOutputKind.DELTA
         self._output: AnyOutput | None = None
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_admitted = False
         self.relay: TextRelay | None = None
+
+    def relay_to(self, relay: TextRelay) -> None:
+        """Give plain text to a relay from now on."""
+        relay.outbox = self._outbox
+        self.relay = relay
 
     def text_writer(self) -> Callable[[str, int], None] | None:
         """Return the relay's `write`, if the reader waits and the relay is open."""

@@ -15,7 +15,7 @@ from jaxllm.engine.front.output_processor import ProcessedOutputs, id_in_use
 from jaxllm.engine.online.admission import Admission, Reservation
 from jaxllm.engine.online.gate import Flag, Gate
 from jaxllm.engine.online.prompt_encoding import encode_prompt
-from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.engine.online.request_stream import RequestOutputCollector, TextOutbox
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import AnyOutput
 from jaxllm.pooling_params import PoolingParams
@@ -70,6 +70,8 @@ class RunningRequests:
         front.metrics.rejections = admission.num_rejected
         self._running: dict[str, _Running] = {}
         self._groups: dict[str, _Group] = {}
+        self.outbox = TextOutbox()
+        """The text that a turn of the event loop has brought."""
         self.idle = Flag()
         """The flag is set while no request is in hand."""
 
@@ -113,7 +115,7 @@ class RunningRequests:
                 trace_headers=trace_headers,
                 adapter=adapter,
             )
-            stream = RequestOutputCollector(resolved.output_kind, request_id)
+            stream = RequestOutputCollector(resolved.output_kind, request_id, self.outbox)
             self.add(request, stream, reservation, stream)
         except BaseException:
             reservation.release()
@@ -171,6 +173,7 @@ class RunningRequests:
 
     def _deliver(self, processed: ProcessedOutputs) -> list[str]:
         """Hand outputs to their readers."""
+        self.outbox.is_read |= bool(processed.outputs or processed.admitted)
         for request_id in processed.admitted:
             self._running[request_id].reader.admit()
         for request_id in processed.started:

@@ -30,6 +30,7 @@ _LAST_MESSAGES_MS = 1000
 
 
 _PREFIX = "jaxllm-"
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -149,6 +150,8 @@ class FrontSockets:
 
     def receive(self) -> FromCore | FrameError | None:
         """Return the next message, an error for one that cannot be read; None if none has come."""
+        if not self._in.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
+            return None  # a tenth of the time that zmq.Again takes
         try:
             frame = self._in.recv(zmq.NOBLOCK)
         except zmq.Again:

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from jaxllm.config.server_arguments import ServerArgs
+from jaxllm.engine.online.request_stream import TextOutbox
 from jaxllm.server.http.endpoint import RELAY, DirectWay, Reply
 from jaxllm.server.http.errors import make_error
 
@@ -54,20 +55,31 @@ class ChunkRelay:
     It has all that a token's text needs on this side of the system, since most of the time is spent in looking for it.
     """
 
-    __slots__ = ("_write", "frames", "is_open", "num_tokens")
+    __slots__ = ("_pieces", "_write", "frames", "is_open", "num_tokens", "outbox")
 
     def __init__(self, write: Callable[[bytes], None], *, is_open: bool) -> None:
         self._write = write
+        self._pieces: list[bytes] = []
+        """Frames that were not written yet."""
+        self.outbox = TextOutbox()
         self.is_open = is_open
         """True while the client is there and reads."""
         self.frames: Callable[[str], bytes] = str.encode
         self.num_tokens = 0
 
     def write(self, text: str, num_tokens: int) -> None:
-        """Write the frames of a text, if it has any."""
+        """Take the frames of a text, if it has any."""
         self.num_tokens += num_tokens
         if text and (piece := self.frames(text)):
-            self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            if not self._pieces:
+                self.outbox.relays.append(self)
+            self._pieces.append(piece)
+
+    def flush(self) -> None:
+        """Write the frames that were taken, as one chunk."""
+        pieces, self._pieces = self._pieces, []
+        chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
 def _application(app: Any) -> object:

@@ -96,7 +96,7 @@ class EngineOutputs:
         """
         if self.direct is not None:
             self.direct.frames = frames
-            self._stream.relay = self.direct
+            self._stream.relay_to(self.direct)
 
     def take_relayed(self) -> int:
         """Return the number of tokens whose text was relayed since the last call."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from jaxllm.engine.online.request_stream import RequestOutputCollector
+from jaxllm.engine.online.request_stream import RequestOutputCollector, TextOutbox
 from jaxllm.server.http.connection import ChunkRelay
 from tests.server.support import Served, mock_served
 
@@ -188,3 +188,18 @@ def test_a_failure_on_the_way_ends_its_request_alone(
     answer = server.post(COMPLETION[0], {**COMPLETION[1], **COMMON})
     assert b'"code":500' in answer.body
     assert shown(server, *COMPLETION) == whole
+
+
+def test_texts_of_one_turn_are_one_chunk_with_a_frame_each() -> None:
+    written: list[bytes] = []
+    relay = ChunkRelay(written.append, is_open=True)
+    relay.outbox = outbox = TextOutbox()
+    relay.frames = lambda text: b"" if text == "-" else b"<%b>" % text.encode()
+    for text in ("a", "", "-", "\N{GREEK SMALL LETTER BETA}b"):
+        relay.write(text, 2)
+    assert (outbox.relays, written, relay.num_tokens) == ([relay], [], 8)
+    outbox.flush()
+    relay.write("c" * 300, 1)
+    outbox.flush()
+    outbox.flush()
+    assert written == ["8\r\n<a><\N{GREEK SMALL LETTER BETA}b>\r\n".encode(), b"12e\r\n<%b>\r\n" % (b"c" * 300)]
