@@ -8,7 +8,7 @@
           stages alone; and the delay from the core's step to the client's socket, by the kernel's time stamps, at 50
           tokens per second and stream, also until the client has read it. The core has no model (lib/mock_core.py).
           With --before DIR, a folder of other sources (git worktree), their server has its rounds in turns with this
-          one's.
+          one's. "computed" has the processors that 60,000 tokens per second take, from the costs of a token.
 --served  tokens per second of 1, 16 and 64 streams by those of LLM.generate with the same prompts, in turns, with the
           times to the first token and between tokens.
 --peers   the same streams beside vLLM's server, in turns: both read one bfloat16 checkpoint, which --hf-python writes
@@ -21,6 +21,7 @@ Figures are medians of rounds. Other load on the machine distorts wall times, bu
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -46,6 +47,11 @@ GOALS = {
 STREAMS = ((1, 2000), (64, 1000), (256, 500), (1024, 250))
 """Numbers of streams, and of tokens of each."""
 SIZES = (100, 4000)
+TOKENS_PER_SECOND = 60_000
+"""The speed for which processes are computed."""
+NUM_FRONT_ENDS = 4
+BUSY_SHARE = 0.5
+"""How busy a front end may be on average, so that its streams do not wait."""
 KV_BYTES = 1 << 30
 SMOLLM2_VOCAB = 49152
 
@@ -53,14 +59,29 @@ SMOLLM2_VOCAB = 49152
 def measure_mock(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:
     """Return the cost of the server's process."""
     streams = [(num, 20) for num, _ in STREAMS] if args.quick else STREAMS
+    saturated = front_end.measure_saturated(model, streams, 1 if args.quick else args.rounds, scratch, args.before)
     return {
-        "saturated": front_end.measure_saturated(
-            model, streams, 1 if args.quick else args.rounds, scratch, args.before
-        ),
+        "saturated": saturated,
+        "computed": compute_processes(saturated, front_stages.measure_messages(model, 256, NUM_FRONT_ENDS)),
         "stages": [front_stages.measure_stages(model, num) for num in (64, 256, 1024)],
         "paced": [front_end.measure_delays(model, num, 10 if args.quick else 250, scratch) for num in (1, 64)],
         "requests": front_end.measure_requests(model, SIZES, 5 if args.quick else 200, scratch),
     }
+
+
+def compute_processes(saturated: list[Any], messages: dict[str, Any]) -> dict[str, Any]:
+    """Return how many processors `TOKENS_PER_SECOND` take, computed from the costs of a token at 256 streams."""
+    cost = max(row["server_cpu_us_per_token"] for row in saturated if row["streams"] == messages["streams"])
+    cores = {"front ends": cost, **messages["us_per_token"]}
+    busy = {name: round(each * TOKENS_PER_SECOND / 1e6, 2) for name, each in cores.items()}
+    num = math.ceil(busy["front ends"] / BUSY_SHARE)
+    print(
+        f"computed: {TOKENS_PER_SECOND} tokens/s keep {busy['front ends']} processors busy in front ends, so "
+        f"--api-server-count {num} with each at most {BUSY_SHARE:.0%} busy; {busy}",
+        file=sys.stderr,
+    )
+    facts = {"tokens_per_second": TOKENS_PER_SECOND, "us_per_token": cores, "busy_processors": busy}
+    return facts | {"front_ends": num, "busy_share_of_a_front_end_at_most": BUSY_SHARE}
 
 
 def measure_served(args: argparse.Namespace, model: Path, scratch: Path) -> dict[str, Any]:

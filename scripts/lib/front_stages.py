@@ -15,18 +15,21 @@ from typing import Any, cast
 
 import uvloop
 
-from jaxllm.core_messages import EngineCoreOutputs
+from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest
+from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.gate import Gate
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests
-from jaxllm.engine.transport.wire import decode_from_core, encode_from_core
+from jaxllm.engine.transport.wire import Add, FromCore, decode_from_core, encode_from_core
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.server.http.connection import ChunkRelay
 from jaxllm.server.http.sse import TextFrame
 from jaxllm.server.openai.completion_protocol import CompletionResponseChoice, CompletionStreamResponse
+from jaxllm.server.processes.front_process import FrontProcess
+from jaxllm.server.processes.relay import Relay
 from jaxllm.text.tokenizer import Tokenizer
 from lib.mock_core import MockCore, start_mock
 
@@ -104,6 +107,71 @@ def _relay(write: Callable[[bytes], None], frame: TextFrame | None) -> Any:
     relay = ChunkRelay(write, is_open=True)
     relay.frames = frame.event
     return relay
+
+
+def measure_messages(model: Path, num_streams: int, num_fronts: int) -> dict[str, Any]:
+    """Return the processor time in microseconds per token of the messages between the core and several front ends: in
+    the core, and in the parent, which gives each front end its part. The system's share of sending them is not in it.
+    """
+    core, ready = start_mock(EngineArgs(model=str(model), max_num_seqs=num_streams))
+    remote = _Remote()
+    relay = Relay(cast(RemoteClient, remote), ready)
+    fronts = [_Front() for _ in range(num_fronts)]
+    for index in range(num_streams):
+        params = SamplingParams(max_tokens=4 * STEPS, ignore_eos=True, seed=97 * index)
+        request = EngineCoreRequest(
+            request_id=str(index),
+            prompt_token_ids=[8, 9, 10],
+            sampling_params=params,
+            eos_token_id=None,
+            max_tokens=4 * STEPS,
+            seed=97 * index,
+            arrival_time=0.0,
+        )
+        core.add_request(request)
+        relay.take(cast(FrontProcess, fronts[index % num_fronts]), Add(request))
+
+    def pass_on(frame: bytes) -> None:
+        remote.step = cast(EngineCoreOutputs, decode_from_core(frame))
+        relay.pass_on()
+
+    steps = [core.step() for _ in range(STEPS)]
+    costs = {
+        "core: encode": _per_token(encode_from_core, steps, num_streams),
+        "parent: read, divide, encode": _per_token(pass_on, [encode_from_core(each) for each in steps], num_streams),
+    }
+    stages = {name: round(cost, 2) for name, cost in costs.items()}
+    return {"streams": num_streams, "front_ends": num_fronts, "us_per_token": stages}
+
+
+class _Remote:
+    """A core's client that has one step."""
+
+    step: EngineCoreOutputs | None = None
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Do nothing."""
+
+    def take_outputs(self) -> EngineCoreOutputs | None:
+        """Return the step once."""
+        step, self.step = self.step, None
+        return step
+
+
+class _Front:
+    """A front end whose messages are encoded and dropped."""
+
+    def __init__(self) -> None:
+        self.sequences, self.kept = set[str](), set[str]()
+
+    def add(self, request: EngineCoreRequest) -> list[str]:
+        """Note a request and return its sequences."""
+        self.sequences.add(request.request_id)
+        return [request.request_id]
+
+    def send(self, message: FromCore) -> None:
+        """Encode a message."""
+        encode_from_core(message)
 
 
 class _Nowhere:
