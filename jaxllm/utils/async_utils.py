@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +16,37 @@ LONG = 2000
 async def threaded_if_long[**P, T](size: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Call a function, in a thread if it works on more than LONG items, so that other requests do not wait."""
     return await asyncio.to_thread(function, *args, **kwargs) if size > LONG else function(*args, **kwargs)
+
+
+class Turns:
+    """Lets tasks go on one at a time, each in a turn of the event loop of its own. The loop looks after sockets in
+    between, so that many tasks at once hold them up no longer than one does. For one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False
+
+    async def take(self) -> None:
+        """Wait for a turn in which no other task has gone on."""
+        loop = asyncio.get_running_loop()
+        if self._is_taken:
+            waiter = loop.create_future()
+            self._waiting.append(waiter)
+            await waiter
+            return
+        self._is_taken = True
+        loop.call_soon(self._pass, loop)
+
+    def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Give the next turn to a task that waits."""
+        while self._waiting:
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                loop.call_soon(self._pass, loop)
+                return
+        self._is_taken = False
 
 
 async def merge_async_iterators[T](*iterators: AsyncIterator[T]) -> AsyncGenerator[tuple[int, T], None]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from jaxllm.utils import random_uuid
-from jaxllm.utils.async_utils import merge_async_iterators, start_worker_threads
+from jaxllm.utils.async_utils import Turns, merge_async_iterators, start_worker_threads
 
 
 class Stream:
@@ -104,3 +104,24 @@ def test_as_many_calls_as_there_are_workers_start_no_thread() -> None:
         assert threading.active_count() == before
 
     asyncio.run(run())
+
+
+def test_each_task_goes_on_in_a_turn_of_its_own() -> None:
+    async def run() -> list[str]:
+        loop, turns, order = asyncio.get_running_loop(), Turns(), list[str]()
+
+        async def go(i: int) -> None:
+            await turns.take()
+            order.append(f"task {i}")
+            loop.call_soon(order.append, "between")
+
+        tasks = [asyncio.create_task(go(i)) for i in range(4)]
+        await asyncio.sleep(0)
+        tasks[2].cancel()
+        await asyncio.wait(tasks)
+        await go(9)
+        await asyncio.sleep(0)
+        return order
+
+    order = asyncio.run(run())
+    assert order == [word for i in (0, 1, 3, 9) for word in (f"task {i}", "between")]

@@ -194,6 +194,7 @@ class AsyncCore:
         """Take in one message, or a few that bring nothing but text, and schedule the next call while there are more:
         the socket signals new ones only.
         """
+        self._outbox.holds = self._reading is not None  # a step has come just before: this front end is behind
         self._reading = None
         try:
             for _ in range(_MOST_STEPS):

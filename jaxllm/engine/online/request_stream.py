@@ -22,32 +22,35 @@ class TextRelay(Protocol):
     """Whether more may be written; False while the client is slow, and once it has left."""
 
     outbox: TextOutbox
-    """What calls `flush`; whoever writes first puts the relay into it."""
+    """While it holds text, the relay keeps what it takes, and puts itself into it."""
 
     def write(self, text: str, num_tokens: int) -> None:
         """Take the text of new tokens, often ""."""
         ...
 
     def flush(self) -> None:
-        """Write what was taken."""
+        """Write what was kept."""
         ...
 
 
 class TextOutbox:
-    """The relays that have taken text in this turn of the event loop. Steps that bring nothing but text may share a
-    turn, and then each connection gets the texts of all in one write: half of a token's time is the system's.
+    """Holds text to the end of a turn of the event loop. Steps that wait, and bring nothing but text, may share a turn,
+    and then each connection gets the texts of all in one write: half of a token's time is the system's.
     """
 
-    __slots__ = ("is_read", "relays")
+    __slots__ = ("holds", "is_read", "relays")
 
     def __init__(self) -> None:
+        self.holds = False
+        """True while more steps may wait; otherwise text is written at once, which brings it sooner."""
         self.relays: list[TextRelay] = []
+        """The relays that have kept text."""
         self.is_read = False
         """True once a task has something to read, for which it needs the next turn."""
 
     @property
     def has_text_alone(self) -> bool:
-        """Return whether this turn has brought text, and nothing else."""
+        """Return whether this turn has brought text to hold, and nothing else."""
         return bool(self.relays) and not self.is_read
 
     def flush(self) -> None:

@@ -60,7 +60,7 @@ class ChunkRelay:
     def __init__(self, write: Callable[[bytes], None], *, is_open: bool) -> None:
         self._write = write
         self._pieces: list[bytes] = []
-        """Frames that were not written yet."""
+        """Frames that are kept for the outbox to flush."""
         self.outbox = TextOutbox()
         self.is_open = is_open
         """True while the client is there and reads."""
@@ -71,14 +71,17 @@ class ChunkRelay:
         """Take the frames of a text, if it has any."""
         self.num_tokens += num_tokens
         if text and (piece := self.frames(text)):
+            if not self.outbox.holds:
+                self._write(b"%x\r\n%b\r\n" % (len(piece), piece))
+                return
             if not self._pieces:
                 self.outbox.relays.append(self)
             self._pieces.append(piece)
 
     def flush(self) -> None:
-        """Write the frames that were taken, as one chunk."""
+        """Write the frames that were kept, as one chunk."""
         pieces, self._pieces = self._pieces, []
-        chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        chunk = b"".join(pieces)
         self._write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 

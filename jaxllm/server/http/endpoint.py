@@ -179,6 +179,8 @@ class Endpoint[S]:
                 await answering
 
     async def _answer(self, call: Call, send: Send, way: Callable[[], AnswerRelay] | None) -> None:
+        if self._runs_model:
+            await call.state.load.turns.take()
         try:
             reply = await self._handler(self._serving(), call)
         except Exception as error:  # noqa: BLE001 - each has an answer

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
 
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.http.errors import RequestFailedError
+from jaxllm.utils.async_utils import Turns
 
 _DRAINING = "The server is about to end, and takes no more requests: another one may."
 
@@ -23,6 +24,8 @@ class ServerLoad:
     """Requests to routes that run the model, until the last byte of their answer."""
     is_draining: bool = False
     """True once the server is to end: it then refuses requests."""
+    turns: Turns = field(default_factory=Turns)
+    """The turns of the event loop in which requests begin. One takes 1 ms, and tokens of streams wait meanwhile."""
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:

@@ -194,6 +194,9 @@ def test_texts_of_one_turn_are_one_chunk_with_a_frame_each() -> None:
     written: list[bytes] = []
     relay = ChunkRelay(written.append, is_open=True)
     relay.outbox = outbox = TextOutbox()
+    relay.write("a", 1)
+    assert written.pop() == b"1\r\na\r\n"
+    outbox.holds, relay.num_tokens = True, 0
     relay.frames = lambda text: b"" if text == "-" else b"<%b>" % text.encode()
     for text in ("a", "", "-", "\N{GREEK SMALL LETTER BETA}b"):
         relay.write(text, 2)
