@@ -19,34 +19,37 @@ async def threaded_if_long[**P, T](size: int, function: Callable[P, T], *args: P
 
 
 class Turns:
-    """Lets tasks go on one at a time, each in a turn of the event loop of its own. The loop looks after sockets in
-    between, so that many tasks at once hold them up no longer than one does. For one event loop.
+    """Lets a few tasks go on in each turn of the event loop. The loop looks after sockets in between, so that many
+    tasks at once hold them up no longer than these few. For one event loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """Let at most this many tasks go on in a turn."""
+        self._most = self._left = most
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._is_taken = False
 
     async def take(self) -> None:
-        """Wait for a turn in which no other task has gone on."""
+        """Wait for a turn in which not too many other tasks have gone on."""
         loop = asyncio.get_running_loop()
-        if self._is_taken:
-            waiter = loop.create_future()
-            self._waiting.append(waiter)
-            await waiter
+        if self._left == self._most:
+            loop.call_soon(self._pass, loop)
+        if self._left:
+            self._left -= 1
             return
-        self._is_taken = True
-        loop.call_soon(self._pass, loop)
+        waiter = loop.create_future()
+        self._waiting.append(waiter)
+        await waiter
 
     def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the next turn to a task that waits."""
-        while self._waiting:
+        """Give the next turn to tasks that wait."""
+        self._left = self._most
+        while self._waiting and self._left:
             waiter = self._waiting.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                loop.call_soon(self._pass, loop)
-                return
-        self._is_taken = False
+                self._left -= 1
+        if self._left < self._most:
+            loop.call_soon(self._pass, loop)
 
 
 async def merge_async_iterators[T](*iterators: AsyncIterator[T]) -> AsyncGenerator[tuple[int, T], None]:

@@ -106,22 +106,25 @@ def test_as_many_calls_as_there_are_workers_start_no_thread() -> None:
     asyncio.run(run())
 
 
-def test_each_task_goes_on_in_a_turn_of_its_own() -> None:
+def test_a_few_tasks_go_on_in_each_turn() -> None:
     async def run() -> list[str]:
-        loop, turns, order = asyncio.get_running_loop(), Turns(), list[str]()
+        loop, turns, order = asyncio.get_running_loop(), Turns(2), list[str]()
 
         async def go(i: int) -> None:
             await turns.take()
             order.append(f"task {i}")
             loop.call_soon(order.append, "between")
 
-        tasks = [asyncio.create_task(go(i)) for i in range(4)]
+        tasks = [asyncio.create_task(go(i)) for i in range(6)]
         await asyncio.sleep(0)
-        tasks[2].cancel()
+        tasks[3].cancel()
         await asyncio.wait(tasks)
+        await asyncio.sleep(0)
         await go(9)
         await asyncio.sleep(0)
         return order
 
-    order = asyncio.run(run())
-    assert order == [word for i in (0, 1, 3, 9) for word in (f"task {i}", "between")]
+    turns = ((0, 1), (2, 4), (5,), (9,))
+    assert asyncio.run(run()) == [
+        word for tasks in turns for word in ([f"task {i}" for i in tasks] + ["between"] * len(tasks))
+    ]

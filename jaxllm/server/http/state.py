@@ -24,7 +24,7 @@ class ServerLoad:
     """Requests to routes that run the model, until the last byte of their answer."""
     is_draining: bool = False
     """True once the server is to end: it then refuses requests."""
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns = field(default_factory=lambda: Turns(4))
     """The turns of the event loop in which requests begin. One takes 1 ms, and tokens of streams wait meanwhile."""
 
     @contextlib.contextmanager
