@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _WATCH_SECONDS = 0.5
 _END_POLL_SECONDS = 0.2
 _MOST_STEPS = 4
-"""The number of steps of text that are taken in before anything else has its turn, if so many wait."""
+"""The number of steps of text that are taken in before anything else has its turn."""
 
 
 class AsyncCore:
