@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import logging
 import os
@@ -27,6 +26,7 @@ from jaxllm.server.processes.board import Board
 from jaxllm.server.processes.front_process import FrontProcess, Settings
 from jaxllm.server.processes.relay import Relay
 from jaxllm.server.processes.reports import Report, is_of_core, merged, read, totals
+from jaxllm.utils.garbage import settle_garbage
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Parent:
             self._greet(ready)
             relay = Relay(remote, ready)
             self._collector = self._collect(remote, relay)
-            gc.freeze()  # as `run_server` does
+            settle_garbage()
             self._on_ready()
             self._run(remote, relay)
         except BaseException as error:
