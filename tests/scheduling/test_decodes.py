@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.scheduling.config import GroupConfig
 from jaxllm.scheduling.plan import NO_DECODES, StepPlan
 from tests.scheduling.simulation import Simulation, make_config, make_request
@@ -140,9 +141,8 @@ def test_columns_agree_with_requests(name: str, overlap: int) -> None:
             simulation.commit()
 
 
-@pytest.mark.parametrize("num_blocks", [130, 300])
-def test_columns_come_back_after_blocks_were_short(num_blocks: int) -> None:
-    """32 requests of 4 blocks each and a few free ones: each step needs about two, of a block of 16."""
+def _share_of_columns(num_blocks: int, requests: list[EngineCoreRequest]) -> float:
+    """Run requests, which are never preempted; return the share of rows in columns, in steps of decodes."""
     config = make_config(
         num_blocks=1 + num_blocks,
         block_size=16,
@@ -151,10 +151,9 @@ def test_columns_come_back_after_blocks_were_short(num_blocks: int) -> None:
         max_model_len=256,
         enable_prefix_caching=False,
     )
-    simulation = Simulation(config)
-    for i in range(32):
-        simulation.add(make_request(str(i), 20 + i % 16, max_tokens=25 + i % 16))
-    num_rows = num_continued = 0
+    simulation, num_rows, num_continued = Simulation(config), 0, 0
+    for request in requests:
+        simulation.add(request)
     while simulation.scheduler.has_unfinished_requests():
         plan = simulation.plan()
         if plan is not None and plan.decodes_only:
@@ -163,30 +162,18 @@ def test_columns_come_back_after_blocks_were_short(num_blocks: int) -> None:
         while len(simulation.in_flight) > (1 if plan is not None else 0):
             simulation.commit()
     assert simulation.scheduler.stats().num_preemptions == 0
-    assert num_continued > 0.9 * num_rows
+    return num_continued / num_rows
+
+
+@pytest.mark.parametrize("num_blocks", [130, 300])
+def test_columns_come_back_after_blocks_were_short(num_blocks: int) -> None:
+    """32 requests of 4 blocks and a few free ones: a step needs about two."""
+    requests = [make_request(str(i), 20 + i % 16, max_tokens=25 + i % 16) for i in range(32)]
+    assert _share_of_columns(num_blocks, requests) > 0.9
 
 
 def test_columns_are_used_beside_a_request_that_waits_for_its_tokens() -> None:
-    """A request with a thinking budget decodes beside plain ones: no prompt is in line, so a block each suffices."""
-    config = make_config(
-        num_blocks=1 + 130,
-        block_size=16,
-        max_num_seqs=32,
-        max_num_batched_tokens=512,
-        max_model_len=256,
-        enable_prefix_caching=False,
-    )
-    simulation = Simulation(config)
-    for i in range(31):
-        simulation.add(make_request(str(i), 20 + i % 12, max_tokens=32))  # 3 or 4 blocks, 30 blocks are left at the end
-    simulation.add(make_request("thinks", 20, max_tokens=64, thinking_token_budget=9))
-    num_rows = num_continued = 0
-    while simulation.scheduler.has_unfinished_requests():
-        plan = simulation.plan()
-        if plan is not None and plan.decodes_only:
-            num_rows += plan.num_chunks
-            num_continued += len(plan.decodes.starts)
-        while len(simulation.in_flight) > (1 if plan is not None else 0):
-            simulation.commit()
-    assert simulation.scheduler.stats().num_preemptions == 0
-    assert num_continued > 0.8 * num_rows
+    """A request with a thinking budget decodes beside plain ones of 3 or 4 blocks, and needs a block at most."""
+    plain = [make_request(str(i), 20 + i % 12, max_tokens=32) for i in range(31)]
+    thinking = make_request("thinks", 20, max_tokens=64, thinking_token_budget=9)
+    assert _share_of_columns(130, [*plain, thinking]) > 0.8
