@@ -30,7 +30,6 @@ _LAST_MESSAGES_MS = 1000
 
 
 _PREFIX = "jaxllm-"
-_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Addresses(msgspec.Struct, frozen=True):
@@ -150,8 +149,6 @@ class FrontSockets:
 
     def receive(self) -> FromCore | FrameError | None:
         """Return the next message, an error for one that cannot be read; None if none has come."""
-        if not self._in.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
-            return None  # a tenth of the time that zmq.Again takes
         try:
             frame = self._in.recv(zmq.NOBLOCK)
         except zmq.Again:
