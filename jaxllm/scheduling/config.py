@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -38,6 +39,14 @@ class GroupConfig:
         if self.window is not None:
             return max(0, position - self.window + 1) // block_size // self.tile_blocks * self.tile_blocks
         return 0
+
+    def next_trim(self, position: int, block_size: int) -> int:
+        """Return the first position after `position` from which on tokens read fewer of the blocks before it."""
+        if self.attention_chunk is not None:
+            return (position // self.attention_chunk + 1) * self.attention_chunk
+        if self.window is not None:
+            return (self.first_wanted(position, block_size) + self.tile_blocks) * block_size + self.window - 1
+        return sys.maxsize
 
     def most_blocks(self, max_model_len: int, max_new: int, block_size: int) -> int:
         """Return the most blocks that one request of max_model_len tokens holds, computed max_new tokens at a time."""

@@ -26,7 +26,7 @@ class _Columns(NamedTuple):
     starts: list[int]
     """The position of that token."""
     checks: list[int]
-    """The position from which on the request may need a block, or that no token follows."""
+    """The position at which the request may need a block or give one back, or that no token follows."""
 
     def without(self, indices: Collection[int]) -> Self:
         """Return the columns without the entries at some indices."""
@@ -63,7 +63,7 @@ class Continuing:
         first = len(plan.decodes.starts)
         columns = self._columns if first else _NO_COLUMNS
         joining = [
-            (request, chunk.owner, chunk.block_ids, row, end, self._check_at(request, chunk.block_ids, end))
+            (request, chunk.owner, chunk.block_ids, row, end, self._check_at(request, end))
             for row, (chunk, request) in enumerate(zip(plan.others, requests[first:], strict=True), start=first)
             if chunk.samples
             and request.is_plain
@@ -127,13 +127,17 @@ class Continuing:
             has_grown = cache.grow(table, start + 1)
             assert has_grown, "blocks were counted wrong"
             block_ids[index] = table.shown()
-            checks[index] = self._check_at(request, block_ids[index], start)
+            checks[index] = self._check_at(request, start)
         return columns._replace(block_ids=block_ids, checks=checks)
 
-    def _check_at(self, request: Request, block_ids: GroupBlocks, start: int) -> int:
+    def _check_at(self, request: Request, start: int) -> int:
         """Return the entry of `checks` of a request whose next token is at `start`."""
-        size = self._cache.block_size
-        return min(len(block_ids[0]) * size, (start // size + 1) * size, request.most_tokens - 1)
+        size, groups, table = self._cache.block_size, self._cache.groups, self._cache.tables[request.request_id]
+        check = min(len(table.block_ids[0]) * size, (start // size + 1) * size, request.most_tokens - 1)
+        if self._cache.is_bounded:
+            for group, num_trimmed in zip(groups, table.num_trimmed, strict=True):
+                check = min(check, start if group.first_wanted(start) > num_trimmed else group.next_trim(start))
+        return check
 
     def check(self, step_id: int) -> None:
         """Assert that the columns say what the requests and their tables do; `step_id` is the last step."""
@@ -147,4 +151,4 @@ class Continuing:
                 assert row == request.row, "another row"
                 assert start == table.num_computed_tokens + request.num_planned, "another position"
                 assert start + 1 == request.num_tokens + request.num_unknown, "it lacks more than a token"
-                assert check <= self._check_at(request, block_ids, start), "an event is passed over"
+                assert check <= self._check_at(request, start), "an event is passed over"

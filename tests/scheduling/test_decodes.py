@@ -14,6 +14,7 @@ from tests.scheduling.simulation import Simulation, make_config, make_request
 from tests.scheduling.test_simulation import TINY, workload
 
 WINDOW = GroupConfig(num_blocks=400, window=9)
+CHUNKS = GroupConfig(num_blocks=400, attention_chunk=12)
 
 
 class _Recorded(Simulation):
@@ -41,8 +42,9 @@ class _Recorded(Simulation):
 
 
 @pytest.mark.parametrize("overlap", [0, 1, 2])
-def test_steps_are_the_same_as_if_each_request_is_looked_at(overlap: int) -> None:
-    config = make_config(num_blocks=400, max_num_batched_tokens=64, max_num_seqs=8)
+@pytest.mark.parametrize("others", [[], [WINDOW], [CHUNKS]], ids=["one group", "a window", "chunks"])
+def test_steps_are_the_same_as_if_each_request_is_looked_at(others: list[GroupConfig], overlap: int) -> None:
+    config = make_config(num_blocks=400, max_num_batched_tokens=64, max_num_seqs=8, others=others)
     for seed in range(4):
         by_columns, one_by_one = _Recorded(config), _Recorded(config, continues=False)
         for simulation in (by_columns, one_by_one):
@@ -50,22 +52,6 @@ def test_steps_are_the_same_as_if_each_request_is_looked_at(overlap: int) -> Non
         assert by_columns.steps == one_by_one.steps
         assert by_columns.num_continued > by_columns.num_rows / 4
         assert one_by_one.num_continued == 0
-
-
-@pytest.mark.parametrize("overlap", [0, 1, 2])
-def test_blocks_behind_a_window_are_given_back(overlap: int) -> None:
-    """Later than if each request is looked at: only once it needs another block. So more of a prefix may be found."""
-    config = make_config(num_blocks=400, max_num_batched_tokens=64, max_num_seqs=8, others=[WINDOW])
-    simulation = _Recorded(config)
-    simulation.run_arriving(workload(0, 30), 0, overlap)
-    assert simulation.num_continued > simulation.num_rows / 4
-    simulation.add(make_request("long", 3, max_tokens=60))
-    most = 0
-    while simulation.scheduler.has_unfinished_requests():
-        simulation.step(overlap)
-        tables = simulation.scheduler.cache.tables.values()
-        most = max([most, *(sum(map(bool, table.block_ids[1])) for table in tables)])
-    assert most <= -(-9 // config.block_size) + 2
 
 
 def test_order_decides_where_blocks_are_short() -> None:

@@ -24,6 +24,10 @@ class CacheGroup:
         """Return the index in a table of the first block that tokens from a position on read."""
         return self._config.first_wanted(position, self._block_size)
 
+    def next_trim(self, position: int) -> int:
+        """Return the first position after `position` at which `trim` gives back more."""
+        return self._config.next_trim(position, self._block_size)
+
     def num_missing(self, held: Sequence[int], num_tokens: int, most_new: int) -> int:
         """Return the blocks to take until num_tokens tokens are computed, at most `most_new` of them in a step.
 
