@@ -36,7 +36,7 @@ class _LineFormatter(logging.Formatter):
         second = int(record.created)
         if second != self._second:
             self._second, self._shown_second = second, time.strftime(self.default_time_format, time.localtime(second))
-        return self.default_msec_format % (self._shown_second, record.msecs)
+        return self.default_msec_format % (self._shown_second, record.msecs)  # pyright: ignore[reportOptionalOperand]
 
 
 class JsonFormatter(logging.Formatter):

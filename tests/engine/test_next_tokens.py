@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
@@ -48,11 +50,12 @@ def test_a_request_whose_text_fails_has_one_output(tokenizer: Tokenizer) -> None
     engine.step()
     first, second = engine.front.outputs._sequences
 
-    def fail(token_ids: list[int]) -> str:
+    def fail(new_token_ids: Sequence[int]) -> str:
         raise ValueError("no text")
 
     engine.front.outputs._sequences[second].detokenizer.push = fail
     real = engine._core.step(wait=True)
+    assert real is not None
     end = EngineCoreOutput(request_id=first, new_token_ids=[7], finish_reason="length")
     step = msgspec.structs.replace(real, outputs=[end], next_tokens=NextTokens([second], [7]))
     processed = engine.front.outputs.process_outputs(step)
@@ -68,6 +71,7 @@ def test_preemptions_are_not_forgotten_by_a_reset(tokenizer: Tokenizer) -> None:
     ((sequence_id, sequence),) = engine.front.outputs._sequences.items()
     sequence.stats.num_preemptions = 2
     real = engine._core.step(wait=True)
+    assert real is not None
     outputs = NextTokens([sequence_id], [300]).outputs()
     [output] = engine.front.outputs.process_outputs(msgspec.structs.replace(real, outputs=outputs)).outputs
     assert output.metrics is not None

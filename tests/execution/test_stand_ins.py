@@ -62,7 +62,7 @@ def gated() -> Iterator[tuple[ModelRunner, Gated]]:
         runner.shutdown()
 
 
-def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: SamplingParams) -> list[list[int]]:
+def run(runner: ModelRunner, lengths: list[int], tokens: array[int], params: SamplingParams) -> list[int]:
     """Return what a step of new prompts samples; the prompts are cut from `tokens`."""
     chunks = [
         Chunk(

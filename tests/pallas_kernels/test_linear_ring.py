@@ -34,7 +34,8 @@ class Threads:
     def start(self, piece: int, stage: int, end: int) -> None:
         if piece < end:
             assert self.read_at[stage] < self.meetings, f"piece {piece} is copied over one that is still read"
-            assert self.held[stage] is None or self.held[stage][1] < self.arrived, "two copies to a stage at a time"
+            held = self.held[stage]
+            assert held is None or held[1] < self.arrived, "two copies to a stage at a time"
             self.held[stage] = piece, len(self.groups)
         self.groups.append(piece if piece < end else None)
 

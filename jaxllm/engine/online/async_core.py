@@ -207,7 +207,7 @@ class AsyncCore:
             return
         finally:
             self._outbox.flush()
-        if is_more and self._loop is not None:
+        if is_more and self._loop is not None:  # pyright: ignore[reportPossiblyUnboundVariable]
             self._reading = self._loop.call_soon(self._read)
         elif self.remote.has_ended:
             self.look()
