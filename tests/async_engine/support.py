@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import psutil
+import pytest
 from lib.mock_core import start_mock, start_mock_process
 
 from jaxllm.engine.client.core_handle import CoreProcess
@@ -146,10 +147,16 @@ def traces() -> set[str]:
 
 @contextlib.contextmanager
 def nothing_left(seconds: float = END_SECONDS) -> Iterator[None]:
-    """Check that what happens within leaves no process, no socket and no shared memory, `seconds` later at most."""
-    before = traces()
-    yield
-    deadline = time.monotonic() + seconds
-    while (left := traces() - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
+    """Check that what happens within leaves no process, no socket and no shared memory, `seconds` later at most.
+
+    Engines have a folder of their own for sockets meanwhile: those of other tests at the same time do not count.
+    """
+    with tempfile.TemporaryDirectory(prefix="left-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", folder)
+        patch.setattr(tempfile, "tempdir", folder)
+        before = traces()
+        yield
+        deadline = time.monotonic() + seconds
+        while (left := traces() - before) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not left
