@@ -119,7 +119,8 @@ def make_workload(
 def _widened(batch: AttentionBatch, width: int) -> AttentionBatch:
     """Return a batch on the device, with block tables of a width."""
     tables_sm = np.asarray(batch.block_tables_sm)
-    wide_sm = np.pad(tables_sm, ((0, 0), (0, width - tables_sm.shape[1])))
+    num_missing: int = width - tables_sm.shape[1]
+    wide_sm = np.pad(tables_sm, ((0, 0), (0, num_missing)))
     return jax.tree.map(jnp.asarray, batch._replace(block_tables_sm=wide_sm))
 
 

@@ -37,7 +37,7 @@ class Guesses:
         """The guesses after each request's tokens."""
         self._random = random.Random(3)
 
-    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[Sequence[int]]], seconds: float) -> None:
+    def take(self, plan: DraftPlan, sampled: Sequence[Sequence[int]], seconds: float) -> None:
         self._take(plan, sampled, seconds)
         for request in plan.requests[0]:
             made = self.speculation._guesses[request]
