@@ -10,36 +10,44 @@ import numpy as np
 
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.kept_rows import RowSettings, to_int32
-from jaxllm.execution.packing import BatchShape, PackedInputs, Placement, Sequences, StatePlaces, allocate, rare_specs
+from jaxllm.execution.packing import (
+    BufferPool,
+    PackedInputs,
+    Placement,
+    Sequences,
+    StatePlaces,
+    StepBuffers,
+    rare_specs,
+)
 from jaxllm.execution.rows import fill_rare, fill_rows
 from jaxllm.models.inputs import MediaTokens
 from jaxllm.sampling.inputs import RareRules
-from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan
+from jaxllm.scheduling.plan import Chunk, Owner, StepKind, StepPlan
 
 
 class StepInputs(NamedTuple):
     """The inputs of one step on the host, ready to be sent."""
 
-    ints: np.ndarray
-    floats: np.ndarray
+    buffers: StepBuffers
     rare: RareRules
     """The fields of arrays that no row needs are None."""
+    owners: Sequence[Owner] | None
+    """Those of the step's rows if the next step may be made from these inputs, see `build_next`; else None."""
 
 
 def build(
     plan: StepPlan,
-    shape: BatchShape,
+    buffers: StepBuffers,
     block_size: int,
     vocab_size: int,
     masks: Sequence[RowMask | None],
     settings: RowSettings,
 ) -> StepInputs:
-    """Pad and pack one plan; `masks` has the token ids that each row may sample, None for all.
+    """Pad and pack one plan into buffers that have neutral values.
 
-    `settings` are those of the plan's chunks. Buffers are new each time: the device may still be
-    reading the last step's.
+    `masks` has the token ids that each row may sample, None for all. `settings` are those of the plan's chunks.
     """
-    ints, floats, inputs = allocate(shape)
+    shape, _, _, inputs = buffers
     lengths = _lengths(plan)
     starts = to_int32([*plan.decodes.starts, *[chunk.start for chunk in plan.others]])
     _fill_sequences(inputs, plan, lengths, first_rows(lengths, shape.row_alignment))
@@ -70,7 +78,39 @@ def build(
     fill_rows(inputs, plan, settings, ends)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
     rare = fill_rare(inputs.uses, plan, settings, masks, specs)
-    return StepInputs(ints, floats, rare)
+    is_more = plan.others or shape.has_states or shape.has_media or any(shape.attention_chunks)
+    is_masked = masks.count(None) < len(masks)
+    return StepInputs(buffers, rare, None if is_more or is_masked else plan.decodes.owners)
+
+
+def is_next(plan: StepPlan, last: StepInputs, masks: Sequence[RowMask | None]) -> bool:
+    """Return whether a step has the rows of the last one, one token later, and nothing more."""
+    return plan.decodes.owners is last.owners and not plan.others and masks.count(None) == len(masks)
+
+
+def build_next(plan: StepPlan, last: StepInputs, block_size: int, pool: BufferPool) -> StepInputs:
+    """Return the inputs of a step for which `is_next` holds, made from the last step's: most are the same."""
+    decodes, num_seqs = plan.decodes, plan.num_chunks
+    buffers = pool.copy(last.buffers)
+    inputs = buffers.records
+    inputs.tokens.token_ids_t[:num_seqs] = to_int32(decodes.token_ids) if decodes.token_ids else 0
+    inputs.logit_rows.previous_rows_s[:num_seqs] = to_int32(decodes.previous_rows) if decodes.previous_rows else -1
+    positions_t = np.asarray(inputs.tokens.positions_t)[:num_seqs]
+    counts = [inputs.tokens.rope_lengths_t, inputs.sampling.positions_s, inputs.rules.num_outputs_s]
+    for placement in inputs.placements:
+        counts += [placement.context_lens_s, placement.slots_t]
+    for count in (positions_t, *counts):
+        np.asarray(count)[:num_seqs] += 1
+    places, offsets = np.divmod(positions_t, block_size)
+    moved = np.flatnonzero(offsets == 0)  # a token within a block has the slot behind the last one's
+    for group, placement in enumerate(inputs.placements):
+        for row in decodes.changed:
+            ids = decodes.block_ids[row][group]
+            placement.block_tables_sm[row, : len(ids)] = ids
+            placement.block_tables_sm[row, len(ids) :] = 0
+        blocks = placement.block_tables_sm[moved, places[moved]]
+        placement.slots_t[moved] = blocks * block_size + offsets[moved]
+    return last._replace(buffers=buffers)
 
 
 def first_rows(lengths: np.ndarray, alignment: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import IntFlag
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -65,17 +65,6 @@ class RowSettings(NamedTuple):
         return self.samples_s & ((self.wants_s & int(wants)) != 0)
 
 
-class _Last(NamedTuple):
-    """The settings of the last step, if it had decodes alone; the lists are those of its plan."""
-
-    owners: Sequence[Owner] | None
-    block_ids: Sequence[tuple[array[int], ...]] | None
-    settings: Any
-
-
-_NOTHING = _Last(None, None, None)
-
-
 class KeptRows:
     """Settings and blocks of the requests that recently had rows, each in a slot."""
 
@@ -92,13 +81,10 @@ class KeptRows:
         self._blocks: list[tuple[array[int], ...]] = [()] * num_slots
         """The blocks that each slot has in the tables."""
         self._tables = tuple(np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups))
-        self._last = _NOTHING
 
     def take(self, plan: StepPlan) -> RowSettings:
         """Return the settings of a step's chunks, and bring the tables up to date for them."""
         decodes, others, blocks = plan.decodes, plan.others, self._blocks
-        if not others and decodes.owners is self._last.owners and decodes.block_ids is self._last.block_ids:
-            return self._last.settings
         owners = [*decodes.owners, *[chunk.owner for chunk in others]]
         try:
             slots = list(map(self._slots.__getitem__, owners))
@@ -112,9 +98,7 @@ class KeptRows:
         ints, floats = self._ints[slots_s].T, self._floats[slots_s].T
         samples_s = np.ones(len(slots), bool)
         samples_s[len(decodes.starts) :] = [chunk.samples for chunk in others]
-        settings = RowSettings(self._tables, slots_s, samples_s, ints[:2].T, *ints[2:], *floats)
-        self._last = _Last(decodes.owners, decodes.block_ids, settings) if not others else _NOTHING
-        return settings
+        return RowSettings(self._tables, slots_s, samples_s, ints[:2].T, *ints[2:], *floats)
 
     def _add(self, owners: Sequence[Owner]) -> None:
         """Give each owner a slot; those of others are given up if there are not enough."""

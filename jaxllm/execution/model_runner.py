@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from jax import Array
 from jaxllm.constraints.bits import RowMask
 from jaxllm.core_messages import PromptMedia
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.batch import StepInputs, build
+from jaxllm.execution.batch import StepInputs, build, build_next, is_next
 from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
 from jaxllm.execution.encoder import check_item, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
@@ -20,7 +21,7 @@ from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kept_rows import KeptRows, RowSettings
 from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, Launch, Launcher, StepLaunch
 from jaxllm.execution.options import running
-from jaxllm.execution.packing import BatchShape
+from jaxllm.execution.packing import BatchShape, BufferPool
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, read_pooled
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.rows import least_sampling
@@ -33,8 +34,15 @@ from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 class RunningStep:
     """A step on the device. `result` waits for it."""
 
-    def __init__(self, plan: StepPlan, output: StepOutput, host_processors: HostProcessors | None = None) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        plan: StepPlan,
+        output: StepOutput,
+        host_processors: HostProcessors | None = None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Fetch the output in the background; call `ended` when it is there."""
+        self.plan, self._ended = plan, ended
         self._host_processors = host_processors
         self._output = output
         arrays = output.logprobs
@@ -51,6 +59,7 @@ class RunningStep:
         """Wait for the tokens and return them as plain Python values."""
         num_chunks = self.plan.num_chunks
         rows = np.asarray(self._output.tokens_s)[: self.plan.num_rows].tolist()
+        self._ended()
         if self._host_processors is not None:
             self._host_processors.after_step()
         drafts = {
@@ -67,8 +76,11 @@ class RunningStep:
 class _RunningPool:
     """A pooling step on the device. `result` waits for it."""
 
-    def __init__(self, plan: StepPlan, outputs: Array, activation: Activation, row_alignment: int) -> None:
-        self.plan = plan
+    def __init__(
+        self, plan: StepPlan, outputs: Array, activation: Activation, row_alignment: int, ended: Callable[[], None]
+    ) -> None:
+        """Fetch the output in the background; call `ended` when it is there."""
+        self.plan, self._ended = plan, ended
         self._outputs, self._activation, self._row_alignment = outputs, activation, row_alignment
         outputs.copy_to_host_async()
 
@@ -79,7 +91,9 @@ class _RunningPool:
     @running()
     def result(self) -> StepResult:
         """Wait for the outputs and return them as requests want them."""
-        pooled = read_pooled(self.plan, np.asarray(self._outputs), self._activation, self._row_alignment)
+        outputs = np.asarray(self._outputs)
+        self._ended()
+        pooled = read_pooled(self.plan, outputs, self._activation, self._row_alignment)
         return StepResult([], [], [], pooled)
 
 
@@ -108,6 +122,9 @@ class ModelRunner:
         self._broadcast, self._is_draft = broadcast, is_draft
         widest = self.compiler.batch_shapes[-1]
         self._kept = KeptRows(self.compiler.max_rows, len(widest.query_tiles), widest.max_blocks)
+        self._buffers = BufferPool()
+        self._last: tuple[StepShape, StepInputs] | None = None
+        """The program that the last step should have had, and its inputs, if it sampled."""
         self._places = {key: place for place, key in enumerate(self.programs.keys)}
 
     @property
@@ -160,16 +177,29 @@ class ModelRunner:
                 self._launch(launch)
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
-        settings = self._kept.take(plan)
-        bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
-        shape = self._nearest(self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only))
-        inputs = self._build(plan, masks, shape.batch, settings)
+        shape, inputs = self._inputs(plan, masks)
         host = self.compiler.config.host_processors
         if host is not None:
             host.before_step(plan.chunks)
         output = self._launch(self._step(plan, inputs, shape, list(inputs.rare) if shape.is_full else None))
         assert isinstance(output, StepOutput)
-        return RunningStep(plan, output, host)
+        return RunningStep(plan, output, host, partial(self._buffers.end, inputs.buffers))
+
+    def _inputs(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> tuple[StepShape, StepInputs]:
+        """Return the program of a step that samples, and its inputs."""
+        block_size = self.compiler.config.block_size
+        if self._last is not None:
+            wanted, last = self._last
+            shape = self._nearest(wanted)
+            if shape.batch == last.buffers.shape and is_next(plan, last, masks):
+                self._last = wanted, build_next(plan, last, block_size, self._buffers)
+                return shape, self._last[1]
+        settings = self._kept.take(plan)
+        bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
+        wanted = self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only)
+        shape = self._nearest(wanted)
+        self._last = wanted, self._build(plan, masks, shape.batch, settings)
+        return shape, self._last[1]
 
     def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[int]]:
         """Run steps of the draft model and wait for them; return the tokens that the chunks of each step sampled."""
@@ -180,14 +210,17 @@ class ModelRunner:
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> _RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
         shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
+        self._last = None
         inputs = self._build(plan, masks, shape.batch, self._kept.take(plan))
         outputs = self._launch(self._step(plan, inputs, shape))
         assert isinstance(outputs, Array)
-        return _RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment)
+        ended = partial(self._buffers.end, inputs.buffers)
+        return _RunningPool(plan, outputs, self._activation, self.compiler.config.row_alignment, ended)
 
     def reset(self) -> None:
         """Make the device's state anew: a step that failed or was cut off may have lost its donated arrays."""
         self.launcher.reset()
+        self._buffers, self._last = BufferPool(), None
         if self._draft is not None:
             self._draft.reset()
 
@@ -217,15 +250,15 @@ class ModelRunner:
         self, plan: StepPlan, masks: Sequence[RowMask | None], shape: BatchShape, settings: RowSettings
     ) -> StepInputs:
         block_size, vocab_size = self.compiler.config.block_size, self.compiler.model.config.vocab_size
-        return build(plan, shape, block_size, vocab_size, masks, settings)
+        return build(plan, self._buffers.take(shape), block_size, vocab_size, masks, settings)
 
     def _step(
         self, plan: StepPlan, inputs: StepInputs, shape: ProgramKey, rare: list[np.ndarray | None] | None = None
     ) -> StepLaunch:
         return StepLaunch(
             self._places[shape],
-            inputs.ints,
-            inputs.floats,
+            inputs.buffers.ints,
+            inputs.buffers.floats,
             rare,
             _pairs(plan.copies),
             self._counts(plan),

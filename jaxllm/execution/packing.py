@@ -7,6 +7,7 @@ the step that reads them: a new field of a record needs no other change. numpy o
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -234,8 +235,18 @@ def buffer_sizes(shape: BatchShape) -> tuple[int, int]:
     return num_ints, num_floats
 
 
-def allocate(shape: BatchShape) -> tuple[np.ndarray, np.ndarray, PackedInputs]:
-    """Return new buffers, and views of them as records with neutral values."""
+class StepBuffers(NamedTuple):
+    """A step's two buffers on the host."""
+
+    shape: BatchShape
+    ints: np.ndarray
+    floats: np.ndarray
+    records: PackedInputs
+    """Views of the buffers."""
+
+
+def allocate(shape: BatchShape) -> StepBuffers:
+    """Return new buffers with neutral values."""
     slices, num_ints, num_floats = _lay_out(shape)
     # Zeros are right for most padding: token 0 at position 0, written to the null block, in sequences of length 0.
     ints, floats = np.zeros(num_ints, np.int32), np.zeros(num_floats, np.float32)
@@ -243,7 +254,41 @@ def allocate(shape: BatchShape) -> tuple[np.ndarray, np.ndarray, PackedInputs]:
     for array, (packed, *_) in zip(arrays, slices, strict=True):
         if packed.neutral:
             array[...] = packed.neutral
-    return ints, floats, _assemble(arrays, shape)
+    return StepBuffers(shape, ints, floats, _assemble(arrays, shape))
+
+
+class BufferPool:
+    """Buffers of the steps of one model, which are used again: making views of new memory takes longer than a copy.
+
+    The devices may read a step's buffers until a later step has ended: of several devices, one may have ended its part
+    of a step before another one, but a later step needs all of them to have ended it.
+    """
+
+    def __init__(self) -> None:
+        self._in_use: deque[StepBuffers] = deque()
+        self._free: defaultdict[BatchShape, list[StepBuffers]] = defaultdict(list)
+        self._neutral: dict[BatchShape, StepBuffers] = {}
+
+    def take(self, shape: BatchShape) -> StepBuffers:
+        """Return buffers with neutral values for the next step."""
+        if shape not in self._neutral:
+            self._neutral[shape] = allocate(shape)
+        return self.copy(self._neutral[shape])
+
+    def copy(self, buffers: StepBuffers) -> StepBuffers:
+        """Return a copy of buffers for the next step."""
+        free = self._free[buffers.shape]
+        copy = free.pop() if free else allocate(buffers.shape)
+        np.copyto(copy.ints, buffers.ints)
+        np.copyto(copy.floats, buffers.floats)
+        self._in_use.append(copy)
+        return copy
+
+    def end(self, buffers: StepBuffers) -> None:
+        """Take back the buffers of the steps before a step that has ended."""
+        while buffers is not self._in_use[0]:
+            before = self._in_use.popleft()
+            self._free[before.shape].append(before)
 
 
 def unpack(ints: Any, floats: Any, shape: BatchShape) -> PackedInputs:

@@ -101,12 +101,14 @@ class Continuing:
         num_blocks = len(due) - len(over) + num_others + most_of_prompts
         if any(group.pool.num_available < num_blocks for group in self._cache.groups):
             return NO_DECODES, []
-        self._columns = columns = self._grown(columns, [i for i in due if i not in over]).without(over)
+        grown = [index for index in due if index not in over]
+        self._columns = columns = self._grown(columns, grown).without(over)
         token_ids = [request.token_ids[-1] for request in columns.requests] if are_known else []
         rows = [] if are_known else columns.rows
         ends = zip(columns.starts, columns.checks, strict=True)
         events = [row for row, (start, check) in enumerate(ends) if start + 1 >= check]
-        return Decodes(columns.owners, columns.starts, token_ids, rows, columns.block_ids, events), columns.requests
+        decodes = Decodes(columns.owners, columns.starts, token_ids, rows, columns.block_ids, events, grown)
+        return decodes, columns.requests
 
     def _is_over(self, columns: _Columns, index: int, step_id: int, late: Collection[str]) -> bool:
         """Return whether a request has ended, is preempted or late, or gets its last token in the step in flight."""

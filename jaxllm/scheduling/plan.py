@@ -114,6 +114,7 @@ class Decodes(NamedTuple):
     """
 
     owners: Sequence[Owner]
+    """The step before's own list if its first rows are those of the same requests, one token earlier."""
     starts: Sequence[int]
     """The position of each token."""
     token_ids: Sequence[int]
@@ -123,6 +124,8 @@ class Decodes(NamedTuple):
     block_ids: Sequence[tuple[array[int], ...]]
     events: Sequence[int]
     """The rows that fill a block, or whose next token is the last one that the request may have, at least."""
+    changed: Sequence[int]
+    """The rows with other blocks than in the step before, if `owners` is that step's."""
 
     def chunks(self) -> list[Chunk]:
         """Return a chunk for each row."""
@@ -136,7 +139,7 @@ class Decodes(NamedTuple):
         ]
 
 
-NO_DECODES = Decodes((), (), (), (), (), ())
+NO_DECODES = Decodes((), (), (), (), (), (), ())
 
 
 class ExtraRows(NamedTuple):

@@ -27,7 +27,7 @@ from jaxllm.execution import step as step_module
 from jaxllm.execution.batch import build
 from jaxllm.execution.kept_rows import KeptRows
 from jaxllm.execution.options import compiler_options
-from jaxllm.execution.packing import rare_specs
+from jaxllm.execution.packing import allocate, rare_specs
 from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import DeviceState
 from jaxllm.sampling.inputs import RareRules, Rules, SamplingBatch, Uses
@@ -192,7 +192,7 @@ class StepCase:
         self._runner = runner
         settings = KeptRows(len(masks), len(shape.query_tiles), shape.max_blocks).take(plan)
         vocab_size = compiler.model.config.vocab_size
-        self._inputs = build(plan, shape, compiler.config.block_size, vocab_size, masks, settings)
+        self._inputs = build(plan, allocate(shape), compiler.config.block_size, vocab_size, masks, settings)
         sampling = least_sampling(plan, settings, masks)
         self._key = key = compiler.step_shape(shape.bucket, sampling, has_chunks=not plan.decodes_only)
         self._program = runner.programs.get(key)
@@ -212,7 +212,7 @@ class StepCase:
             counts, rare = launcher._get_counts(), launcher._rare(list(inputs.rare), self._key.batch.bucket.num_seqs)
         state = DeviceState(launcher.pools, counts)
         state, output = self._program(
-            launcher.params, state, launcher._previous_tokens, inputs.ints, inputs.floats, rare
+            launcher.params, state, launcher._previous_tokens, inputs.buffers.ints, inputs.buffers.floats, rare
         )
         launcher.pools = state.pools
         if self._key.is_full:

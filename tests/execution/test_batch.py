@@ -1,6 +1,7 @@
 """Plans become padded arrays, equal to those of a plain loop over tokens."""
 
 import itertools
+import random
 from array import array
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.kept_rows import KeptRows
-from jaxllm.execution.packing import BatchShape, Bucket, make_buckets, pick_bucket, unpack
+from jaxllm.execution.packing import BatchShape, Bucket, BufferPool, allocate, make_buckets, pick_bucket, unpack
 from jaxllm.execution.rows import least_sampling
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling_params import SamplingParams
@@ -49,8 +50,9 @@ def step(
     shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args, has_media=has_media)
     plan = StepPlan(step_id=0, others=chunks, num_preempted=0)
     settings = KeptRows(len(chunks), len(attention_chunks), shape.max_blocks).take(plan)
-    inputs = build(plan, shape, BLOCK_SIZE, 70, [(masks or {}).get(row) for row in range(plan.num_rows)], settings)
-    return inputs, unpack(inputs.ints, inputs.floats, shape)
+    of_rows = [(masks or {}).get(row) for row in range(plan.num_rows)]
+    inputs = build(plan, allocate(shape), BLOCK_SIZE, 70, of_rows, settings)
+    return inputs, unpack(inputs.buffers.ints, inputs.buffers.floats, shape)
 
 
 def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:
@@ -276,3 +278,24 @@ def test_few_programs_by_default() -> None:
     assert [size for size, _ in make_buckets(8192, 1024, 8, halves=True) if size & (size - 1)] == [384, 768, 1536]
     assert [size for size, _ in make_buckets(512, 256, 8, halves=True)][-3:] == [256, 384, 512]
     assert len(make_buckets(512, 256, 4)) == 8
+
+
+def test_buffers_are_used_again_when_a_later_step_has_ended() -> None:
+    shapes = [BatchShape(Bucket(16, num_seqs), 6, (4,), (None,), 1) for num_seqs in (8, 16)]
+    pool, neutral = BufferPool(), [allocate(shape) for shape in shapes]
+    rng, running, num_again, seen = random.Random(0), [], 0, set()
+    for _ in range(200):
+        index = rng.randrange(2)
+        taken = pool.take(shapes[index])
+        np.testing.assert_array_equal(taken.ints, neutral[index].ints)
+        np.testing.assert_array_equal(taken.floats, neutral[index].floats)
+        assert all(taken is not buffers for buffers in running), "a device may still read it"
+        num_again += id(taken) in seen
+        seen.add(id(taken))
+        taken.ints[:], taken.floats[:] = 5, 7
+        np.testing.assert_array_equal(pool.copy(taken).ints, taken.ints)
+        running.append(taken)
+        while len(running) > rng.randrange(1, 4):
+            pool.end(running[1])
+            del running[0]
+    assert num_again > 100

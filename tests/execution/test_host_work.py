@@ -22,6 +22,7 @@ from jaxllm.execution.batch import build
 from jaxllm.execution.compiler import ProgramKey
 from jaxllm.execution.kept_rows import KeptRows
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
+from jaxllm.execution.packing import allocate
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.logprobs import Logprobs
@@ -149,8 +150,8 @@ def count_build(plan: StepPlan) -> int:
     compiler = make_compiler(max_num_batched_tokens=512)
     shape = compiler.batch_shape(plan)
     masks, kept = [None] * len(plan.chunks), KeptRows(len(plan.chunks), 1, shape.max_blocks)
-    build(plan, shape, 16, 300, masks, kept.take(plan))
-    return count_instructions(lambda: build(plan, shape, 16, 300, masks, kept.take(plan)))
+    build(plan, allocate(shape), 16, 300, masks, kept.take(plan))
+    return count_instructions(lambda: build(plan, allocate(shape), 16, 300, masks, kept.take(plan)))
 
 
 def test_build_has_no_loop_over_tokens_or_blocks() -> None:

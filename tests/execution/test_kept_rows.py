@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from jaxllm.core_messages import EngineCoreRequest
-from jaxllm.execution.batch import build
-from jaxllm.execution.kept_rows import KeptRows
-from jaxllm.execution.packing import BatchShape, Bucket
+from jaxllm.execution.batch import StepInputs, build, build_next, is_next
+from jaxllm.execution.kept_rows import KeptRows, RowSettings
+from jaxllm.execution.packing import BatchShape, Bucket, BufferPool, StepBuffers, allocate
 from jaxllm.execution.rows import least_sampling
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
@@ -59,7 +59,9 @@ class Packed(Simulation):
         self.shape = BatchShape(
             bucket, config.max_model_len // config.block_size, (4,) * num_groups, (None,) * num_groups, 1
         )
-        self.kept = self.make_kept()
+        self.kept, self.pool = self.make_kept(), BufferPool()
+        self.last: StepInputs | None = None
+        self.num_continued = 0
 
     def make_kept(self) -> Counted:
         return Counted(self.config.max_num_seqs, len(self.config.groups), self.shape.max_blocks)
@@ -67,18 +69,47 @@ class Packed(Simulation):
     def plan(self) -> StepPlan | None:
         plan = super().plan()
         if plan is not None:
-            rows, from_scratch = (self._pack(plan, kept) for kept in (self.kept, self.make_kept()))
-            for array, expected in zip(rows, from_scratch, strict=True):
+            fresh = self._pack(plan, self.make_kept(), allocate(self.shape))
+            last, is_continued = self.last, self.last is not None and is_next(plan, self.last, [None] * plan.num_rows)
+            if is_continued and last is not None:
+                inputs = build_next(plan, last, self.config.block_size, self.pool)
+                self.num_continued += 1
+            else:
+                inputs = self._pack(plan, self.kept, self.pool.take(self.shape))
+            for array, expected in zip(_arrays(inputs), _arrays(fresh), strict=True):
                 np.testing.assert_array_equal(array, expected)
+            if last is not None:
+                self.pool.end(last.buffers)
+            for free in self.pool._free[self.shape]:
+                free.ints.fill(-7)
+                free.floats.fill(np.nan)
+            self.last = inputs
         return plan
 
-    def _pack(self, plan: StepPlan, kept: KeptRows) -> list[Any]:
+    def _pack(self, plan: StepPlan, kept: KeptRows, buffers: StepBuffers) -> StepInputs:
         settings, masks = kept.take(plan), [None] * plan.num_rows
-        inputs = build(plan, self.shape, self.config.block_size, VOCAB_SIZE, masks, settings)
-        rare = [np.zeros(0) if field is None else field for field in inputs.rare]
-        tables = [table[settings.slots_s] for table in settings.tables]
-        least = [] if plan.kind is not StepKind.SAMPLE else [np.array(least_sampling(plan, settings, masks).value)]
-        return [inputs.ints, inputs.floats, *rare, *tables, *settings[2:], *least]
+        if kept is self.kept:
+            self._check_settings(plan, settings)
+        return build(plan, buffers, self.config.block_size, VOCAB_SIZE, masks, settings)
+
+    def _check_settings(self, plan: StepPlan, settings: RowSettings) -> None:
+        """Assert that the settings are those of new rows, and ask for as much."""
+        expected, masks = self.make_kept().take(plan), [None] * plan.num_rows
+        for table, other in zip(settings.tables, expected.tables, strict=True):
+            np.testing.assert_array_equal(table[settings.slots_s], other[expected.slots_s])
+        for array, other in zip(settings[2:], expected[2:], strict=True):
+            np.testing.assert_array_equal(array, other)
+        if plan.kind is StepKind.SAMPLE:
+            assert least_sampling(plan, settings, masks) is least_sampling(plan, expected, masks)
+
+
+def _arrays(inputs: StepInputs) -> list[np.ndarray]:
+    """Return the buffers and the rare arrays of a step, which are empty where no row uses them."""
+    return [
+        inputs.buffers.ints,
+        inputs.buffers.floats,
+        *(np.zeros(0) if rare is None else rare for rare in inputs.rare),
+    ]
 
 
 def varied(seed: int) -> list[EngineCoreRequest]:
@@ -118,6 +149,7 @@ def test_rows_are_as_if_packed_from_scratch(others: list[GroupConfig], overlap: 
     assert simulation.scheduler.stats().num_steps > 200
     assert simulation.scheduler.stats().num_preemptions >= 5
     assert kept.num_overflows >= 2
+    assert simulation.num_continued > 20
     assert 2 * kept.num_settings < kept.num_blocks < kept.num_taken, "it keeps little"
 
 

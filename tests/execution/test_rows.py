@@ -99,7 +99,7 @@ def test_a_field_that_a_record_gets_is_packed_without_another_word() -> None:
 def test_the_step_reads_what_the_host_wrote() -> None:
     """Each array of every record gets numbers of its own, through views, and comes out of traced buffers."""
     shape = BatchShape(Bucket(16, 8), 6, (4,), (None,), 1, (("target", -1), ("scale", 2.0)))
-    ints, floats, arrays = allocate(shape)
+    _, ints, floats, arrays = allocate(shape)
     assert [arrays.sampling.top_p_s[0], arrays.rules.extra_args["scale"][0]] == [1.0, 2.0]
     assert not arrays.sampling.top_k_s.any()
     for number, view in enumerate(jax.tree.leaves(arrays), 1):
@@ -114,7 +114,7 @@ def test_the_step_reads_what_the_host_wrote() -> None:
 
 
 def test_a_step_of_decodes_alone_has_neither_tiles_nor_chunks() -> None:
-    _, _, arrays = allocate(BatchShape(Bucket(8, 8), 6, (4,), (None,), 1, has_states=True))
+    *_, arrays = allocate(BatchShape(Bucket(8, 8), 6, (4,), (None,), 1, has_states=True))
     for decodes_only in (False, True):
         (attention,) = arrays.batches(decodes_only=decodes_only)
         states = arrays.state_batch(decodes_only=decodes_only)
