@@ -32,7 +32,7 @@ class StepInputs(NamedTuple):
     rare: RareRules
     """The fields of arrays that no row needs are None."""
     owners: Sequence[Owner] | None
-    """Those of the step's rows if the next step may be made from these inputs, see `build_next`; else None."""
+    """The owners of the step's rows if the next step may be made from these inputs; else None."""
 
 
 def build(
@@ -78,9 +78,10 @@ def build(
     fill_rows(inputs, plan, settings, ends)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
     rare = fill_rare(inputs.uses, plan, settings, masks, specs)
-    is_more = plan.others or shape.has_states or shape.has_media or any(shape.attention_chunks)
+    # `build_next` knows what differs in decodes of text whose tables begin with their first block.
+    has_more = plan.others or shape.has_states or shape.has_media or any(shape.attention_chunks)
     is_masked = masks.count(None) < len(masks)
-    return StepInputs(buffers, rare, None if is_more or is_masked else plan.decodes.owners)
+    return StepInputs(buffers, rare, None if has_more or is_masked else plan.decodes.owners)
 
 
 def is_next(plan: StepPlan, last: StepInputs, masks: Sequence[RowMask | None]) -> bool:
@@ -96,11 +97,11 @@ def build_next(plan: StepPlan, last: StepInputs, block_size: int, pool: BufferPo
     inputs.tokens.token_ids_t[:num_seqs] = to_int32(decodes.token_ids) if decodes.token_ids else 0
     inputs.logit_rows.previous_rows_s[:num_seqs] = to_int32(decodes.previous_rows) if decodes.previous_rows else -1
     positions_t = np.asarray(inputs.tokens.positions_t)[:num_seqs]
-    counts = [inputs.tokens.rope_lengths_t, inputs.sampling.positions_s, inputs.rules.num_outputs_s]
+    grow_by_one = [positions_t, inputs.tokens.rope_lengths_t, inputs.sampling.positions_s, inputs.rules.num_outputs_s]
     for placement in inputs.placements:
-        counts += [placement.context_lens_s, placement.slots_t]
-    for count in (positions_t, *counts):
-        np.asarray(count)[:num_seqs] += 1
+        grow_by_one += [placement.context_lens_s, placement.slots_t]
+    for numbers in grow_by_one:
+        np.asarray(numbers)[:num_seqs] += 1
     places, offsets = np.divmod(positions_t, block_size)
     moved = np.flatnonzero(offsets == 0)  # a token within a block has the slot behind the last one's
     for group, placement in enumerate(inputs.placements):

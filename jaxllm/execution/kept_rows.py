@@ -1,7 +1,7 @@
 """What the rows of running requests keep from step to step, in arrays that a step reads by index. numpy only.
 
-A request's settings are written when it first has a row, and its blocks when they have changed: a step of a thousand
-decodes writes what a few of them have new, and copies the rest.
+A request's settings are written when it first has a row, and its blocks when they have changed: a step of many rows
+writes what a few of them have new, and copies the rest.
 """
 
 from __future__ import annotations

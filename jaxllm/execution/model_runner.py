@@ -124,7 +124,7 @@ class ModelRunner:
         self._kept = KeptRows(self.compiler.max_rows, len(widest.query_tiles), widest.max_blocks)
         self._buffers = BufferPool()
         self._last: tuple[StepShape, StepInputs] | None = None
-        """The program that the last step should have had, and its inputs, if it sampled."""
+        """The program that the last step should have had, and its inputs, if the next may be made from them."""
         self._places = {key: place for place, key in enumerate(self.programs.keys)}
 
     @property
@@ -187,19 +187,19 @@ class ModelRunner:
 
     def _inputs(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> tuple[StepShape, StepInputs]:
         """Return the program of a step that samples, and its inputs."""
-        block_size = self.compiler.config.block_size
-        if self._last is not None:
+        if self._last is not None and is_next(plan, self._last[1], masks):
             wanted, last = self._last
             shape = self._nearest(wanted)
-            if shape.batch == last.buffers.shape and is_next(plan, last, masks):
-                self._last = wanted, build_next(plan, last, block_size, self._buffers)
+            if shape.batch == last.buffers.shape:
+                self._last = wanted, build_next(plan, last, self.compiler.config.block_size, self._buffers)
                 return shape, self._last[1]
         settings = self._kept.take(plan)
         bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
         wanted = self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only)
         shape = self._nearest(wanted)
-        self._last = wanted, self._build(plan, masks, shape.batch, settings)
-        return shape, self._last[1]
+        inputs = self._build(plan, masks, shape.batch, settings)
+        self._last = None if inputs.owners is None else (wanted, inputs)
+        return shape, inputs
 
     def guess(self, steps: Sequence[StepPlan]) -> list[Sequence[int]]:
         """Run steps of the draft model and wait for them; return the tokens that the chunks of each step sampled."""

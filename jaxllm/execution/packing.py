@@ -257,6 +257,10 @@ def allocate(shape: BatchShape) -> StepBuffers:
     return StepBuffers(shape, ints, floats, _assemble(arrays, shape))
 
 
+_MOST_FREE = 2
+"""The buffers of a shape that wait to be used again: no more steps are on their way at once."""
+
+
 class BufferPool:
     """Buffers of the steps of one model, which are used again: making views of new memory takes longer than a copy.
 
@@ -285,10 +289,14 @@ class BufferPool:
         return copy
 
     def end(self, buffers: StepBuffers) -> None:
-        """Take back the buffers of the steps before a step that has ended."""
+        """Take back the buffers of the steps before a step that has ended. Steps may end late, or never."""
+        if all(each is not buffers for each in self._in_use):
+            return
         while buffers is not self._in_use[0]:
             before = self._in_use.popleft()
-            self._free[before.shape].append(before)
+            free = self._free[before.shape]
+            if len(free) < _MOST_FREE:
+                free.append(before)
 
 
 def unpack(ints: Any, floats: Any, shape: BatchShape) -> PackedInputs:

@@ -114,7 +114,8 @@ class Decodes(NamedTuple):
     """
 
     owners: Sequence[Owner]
-    """The step before's own list if its first rows are those of the same requests, one token earlier."""
+    """The owner of each row. It is the list of the step before only if that step's first rows are those of the same
+    requests, one token earlier."""
     starts: Sequence[int]
     """The position of each token."""
     token_ids: Sequence[int]
@@ -125,7 +126,7 @@ class Decodes(NamedTuple):
     events: Sequence[int]
     """The rows that fill a block, or whose next token is the last one that the request may have, at least."""
     changed: Sequence[int]
-    """The rows with other blocks than in the step before, if `owners` is that step's."""
+    """If `owners` is the list of the step before: the rows with other blocks than there, at least."""
 
     def chunks(self) -> list[Chunk]:
         """Return a chunk for each row."""

@@ -13,9 +13,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxllm.constraints.bits import RowMask
 from jaxllm.core_messages import EngineCoreRequest
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
-from jaxllm.execution.kept_rows import KeptRows, RowSettings
+from jaxllm.execution.kept_rows import KeptRows
 from jaxllm.execution.packing import BatchShape, Bucket, BufferPool, StepBuffers, allocate
 from jaxllm.execution.rows import least_sampling
 from jaxllm.pooling_params import PoolingParams
@@ -26,6 +27,7 @@ from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config
 from tests.scheduling.test_simulation import TINY, workload
 
 WINDOW = GroupConfig(num_blocks=17, window=9)
+MASK = RowMask(np.full(-(-VOCAB_SIZE // 32), 5, np.int32), None)
 
 
 class Counted(KeptRows):
@@ -50,7 +52,7 @@ class Counted(KeptRows):
 
 
 class Packed(Simulation):
-    """Pack each step with what is kept, and from scratch."""
+    """Pack each step with what is kept or from the step before, and from scratch. Some steps have masks."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         super().__init__(config)
@@ -61,6 +63,7 @@ class Packed(Simulation):
         )
         self.kept, self.pool = self.make_kept(), BufferPool()
         self.last: StepInputs | None = None
+        self.rng = random.Random(1)
         self.num_continued = 0
 
     def make_kept(self) -> Counted:
@@ -69,32 +72,30 @@ class Packed(Simulation):
     def plan(self) -> StepPlan | None:
         plan = super().plan()
         if plan is not None:
-            fresh = self._pack(plan, self.make_kept(), allocate(self.shape))
-            last, is_continued = self.last, self.last is not None and is_next(plan, self.last, [None] * plan.num_rows)
-            if is_continued and last is not None:
-                inputs = build_next(plan, last, self.config.block_size, self.pool)
+            masks: list[RowMask | None] = [MASK if self.rng.random() < 0.05 else None for _ in range(plan.num_rows)]
+            fresh = self._pack(plan, masks, self.make_kept(), allocate(self.shape))
+            last = self.last
+            if last is not None and is_next(plan, last, masks):
+                self.last = build_next(plan, last, self.config.block_size, self.pool)
                 self.num_continued += 1
             else:
-                inputs = self._pack(plan, self.kept, self.pool.take(self.shape))
-            for array, expected in zip(_arrays(inputs), _arrays(fresh), strict=True):
+                self.last = self._pack(plan, masks, self.kept, self.pool.take(self.shape))
+                self._check_settings(plan, masks)
+            for array, expected in zip(_arrays(self.last), _arrays(fresh), strict=True):
                 np.testing.assert_array_equal(array, expected)
             if last is not None:
                 self.pool.end(last.buffers)
             for free in self.pool._free[self.shape]:
                 free.ints.fill(-7)
                 free.floats.fill(np.nan)
-            self.last = inputs
         return plan
 
-    def _pack(self, plan: StepPlan, kept: KeptRows, buffers: StepBuffers) -> StepInputs:
-        settings, masks = kept.take(plan), [None] * plan.num_rows
-        if kept is self.kept:
-            self._check_settings(plan, settings)
-        return build(plan, buffers, self.config.block_size, VOCAB_SIZE, masks, settings)
+    def _pack(self, plan: StepPlan, masks: list[RowMask | None], kept: KeptRows, buffers: StepBuffers) -> StepInputs:
+        return build(plan, buffers, self.config.block_size, VOCAB_SIZE, masks, kept.take(plan))
 
-    def _check_settings(self, plan: StepPlan, settings: RowSettings) -> None:
-        """Assert that the settings are those of new rows, and ask for as much."""
-        expected, masks = self.make_kept().take(plan), [None] * plan.num_rows
+    def _check_settings(self, plan: StepPlan, masks: list[RowMask | None]) -> None:
+        """Assert that the settings that are kept are those of new rows, and ask for as much."""
+        settings, expected = (super(Counted, kept).take(plan) for kept in (self.kept, self.make_kept()))
         for table, other in zip(settings.tables, expected.tables, strict=True):
             np.testing.assert_array_equal(table[settings.slots_s], other[expected.slots_s])
         for array, other in zip(settings[2:], expected[2:], strict=True):
@@ -104,7 +105,7 @@ class Packed(Simulation):
 
 
 def _arrays(inputs: StepInputs) -> list[np.ndarray]:
-    """Return the buffers and the rare arrays of a step, which are empty where no row uses them."""
+    """Return the buffers and the rare arrays of a step; empty ones where no row uses them."""
     return [
         inputs.buffers.ints,
         inputs.buffers.floats,
@@ -141,7 +142,9 @@ def varied(seed: int) -> list[EngineCoreRequest]:
     return requests
 
 
-@pytest.mark.parametrize(("others", "overlap"), [([], 1), ([WINDOW], 0)], ids=["one group", "a window"])
+@pytest.mark.parametrize(
+    ("others", "overlap"), [([], 1), ([WINDOW], 0), ([WINDOW], 1)], ids=["one group", "a window", "a window, overlap"]
+)
 def test_rows_are_as_if_packed_from_scratch(others: list[GroupConfig], overlap: int) -> None:
     simulation = Packed(make_config(**TINY, others=others, num_adapter_slots=2))
     simulation.run_arriving(varied(0), 0, overlap)
