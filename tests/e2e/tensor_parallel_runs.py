@@ -93,9 +93,12 @@ ARGUMENTS: dict[str, Any] = {
 
 
 def feature_jobs() -> list[Job]:
-    """Return requests that use every field of SamplingParams, and longer ones: more than the blocks hold."""
+    """Return requests that use every field of SamplingParams, after longer ones: more than the blocks hold.
+
+    Those are preempted in any case; beside requests that wait for grammars that depends on the grammars' time.
+    """
     cases = [case.job() for case in CASES.values() if not case.is_refused]
-    jobs = [*cases, *others(), *plain_jobs()]
+    jobs = [*plain_jobs(), *cases, *others()]
     for job in jobs:  # the whole vocabulary would be too much to write down
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(job.params, name) == -1:

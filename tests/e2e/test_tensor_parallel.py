@@ -82,9 +82,7 @@ def test_the_runs_do_what_they_claim_to(runs: dict[str, Any]) -> None:
     for size in SIZES:
         for kind in ("plain", "features"):
             run = runs[size][kind]
-            assert (run["most_chunks"] > 1, max(run["cached"]) > 0) == (True, True)
-        # Whether blocks run out beside requests that wait for grammars depends on the time that grammars take.
-        assert runs[size]["plain"]["num_preemptions"] > 0
+            assert (run["num_preemptions"] > 0, run["most_chunks"] > 1, max(run["cached"]) > 0) == (True, True, True)
         tokens = [each["outputs"][0]["token_ids"] for each in runs[size]["plain"]["outputs"]]
         assert all(len(set(each)) > 8 for each in tokens), "outputs that hardly vary prove little"
 
