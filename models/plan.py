@@ -45,6 +45,13 @@ class CacheGroup(NamedTuple):
     sees_both_sides: bool = False
     state: StateSpec | None = None
     """The recurrent state of layers without keys and values; None for layers that attend."""
+    is_cross: bool = False
+    """The keys and values are those of an encoder's frames, which stay as long as the request runs."""
+
+    @property
+    def keeps(self) -> bool:
+        """Return whether keys and values, or states, are read again in later steps."""
+        return self.causal or self.is_cross
 
 
 @dataclass(frozen=True)
@@ -82,14 +89,15 @@ class LayerPlan:
     def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
         """Return the numbers of the layers in each cache group that compute keys and values or have a state.
 
-        Groups with recurrent state come last. Layers of an MLP alone are in none.
+        Those of cross-attention come after other groups that attend, and those with recurrent state come last. Layers
+        of an MLP alone are in none.
         """
         groups: dict[CacheGroup, tuple[int, ...]] = {}
         for number, layer in enumerate(self.layers):
             if layer.has_mixer and not layer.borrows_kv:
                 group = group_of(layer)
                 groups[group] = (*groups.get(group, ()), number)
-        return dict(sorted(groups.items(), key=lambda item: item[0].state is not None))
+        return dict(sorted(groups.items(), key=lambda item: (item[0].state is not None, item[0].is_cross)))
 
     @cached_property
     def attention_groups(self) -> tuple[CacheGroup, ...]:
@@ -112,7 +120,7 @@ class LayerPlan:
         Prompts go whole through layers that are not causal, and nothing is read again, so the keys and values of one
         layer overwrite those of the layer before it.
         """
-        return len(self.groups[group]) if group.causal else 1
+        return len(self.groups[group]) if group.keeps else 1
 
     def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
         """Return the index of a kind's cache group, and its layers' indices in the group.
@@ -122,7 +130,7 @@ class LayerPlan:
         """
         group = group_of(self.kinds[kind])
         members = self.groups[group]
-        if not group.causal:
+        if not group.keeps:
             return list(self.groups).index(group), (0,) * len(self.layers_of[kind])
         places = tuple(bisect.bisect(members, number) - 1 for number in self.layers_of[kind])
         return list(self.groups).index(group), places
@@ -146,6 +154,7 @@ def group_of(layer: LayerSpec) -> CacheGroup:
         layer.causal,
         None if layer.latent is None else layer.latent.rank,
         layer.sees_both_sides,
+        is_cross=layer.is_cross,
     )
 
 

@@ -159,6 +159,19 @@ class AttentionBatch(NamedTuple):
         return self._replace(tile_seqs_i=self.tile_seqs_i[:0], tile_rows_i=self.tile_rows_i[:0])
 
 
+def read_slots(kv_pool: KVPool, rows_t: Array, offsets_t: Array) -> tuple[Array, Array]:
+    """Return the keys and values [t, k, h] of tokens in the pool's dtype; `rows_t` are on the pool's first axis."""
+    match kv_pool:
+        case FusedPool(kv):
+            k_tkh, v_tkh = jnp.split(kv[rows_t, :, offsets_t], 2, axis=-1)
+            return k_tkh, v_tkh
+        case PairedPool(k, v):
+            k_tkh = k[rows_t, :, :, offsets_t]
+            return k_tkh.reshape(*k_tkh.shape[:2], -1), v[rows_t, :, offsets_t // 2, :, offsets_t % 2]
+        case SplitPool(k, v):
+            return k[rows_t, :, :, offsets_t], v[rows_t, :, offsets_t]
+
+
 def copy_blocks[Pool: tuple[Any, ...]](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:
     """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.
 

@@ -1,0 +1,73 @@
+"""Tiny Whispers with HF's goldens: their configs, weights and clips, and their checkpoints' folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxllm.media.mel import RATE, log_mel
+from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
+from jaxllm.models.towers.whisper import ClipEncoder
+from tests.models.clips import draw_clip
+from tests.models.random_weights import draw_weights
+
+FOLDER = Path(__file__).parents[1] / "data" / "whisper"
+CASES = tuple(sorted(path.stem for path in FOLDER.iterdir()))
+KEPT_FRAMES = slice(None, None, 7)
+"""The frames that a golden has."""
+
+
+@dataclass(frozen=True)
+class Golden:
+    """A clip with a decoder's prompt, and HF's outputs."""
+
+    clip: np.ndarray
+    prompt: np.ndarray
+    tokens: np.ndarray
+    logprobs: np.ndarray
+    """[prompt + tokens - 1, v], of all positions."""
+    encoded: np.ndarray
+    """The frames `KEPT_FRAMES` of the encoder, [f, d]."""
+
+    @property
+    def sequence(self) -> np.ndarray:
+        """Return prompt and tokens, without the last token, which nothing follows."""
+        return np.concatenate((self.prompt, self.tokens[:-1]))
+
+    def mels(self, num_mels: int) -> np.ndarray:
+        """Return the spectrogram of the clip, which silence fills up to a second."""
+        return log_mel(np.pad(self.clip, (0, RATE - len(self.clip))), num_mels)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and its goldens."""
+
+    config: dict[str, Any]
+    tensors: dict[str, np.ndarray]
+    goldens: list[Golden]
+
+    def make(self, loop: LayerLoop = LayerLoop.SCAN, dtype: Any = jnp.float32) -> Model:
+        """Return the model, with its encoder."""
+        family = get_family(self.config["architectures"][0])
+        specs = ModelSpecs(family.read_config(self.config, self.tensors), dtype, loop, tensor_names=self.tensors)
+        assert specs.vision is not None
+        return Model(specs, encoder=ClipEncoder(specs.vision))
+
+
+@cache
+def read_case(name: str) -> Case:
+    """Return a case by its name."""
+    with np.load(FOLDER / f"{name}.npz") as arrays:
+        case = json.loads(str(arrays["case"]))
+        goldens = [
+            Golden(draw_clip(seconds, i), *(arrays[f"{kind}_{i}"] for kind in ("prompt", "tokens", "logprobs", "encoded")))
+            for i, seconds in enumerate(case["seconds"])
+        ]
+    return Case(case["config"], draw_weights(case["shapes"], case["seed"], "whisper"), goldens)
