@@ -56,6 +56,17 @@ class PromptMedia(msgspec.Struct, frozen=True, kw_only=True):
     """What multimodal RoPE adds to the positions of tokens after the prompt."""
 
 
+class Clip(msgspec.Struct, frozen=True, kw_only=True):
+    """The sound that a request's decoder attends to, as an encoder takes it."""
+
+    key: bytes
+    """A hash of all that its frames depend on."""
+    mels: bytes
+    """float32 [m, 2 * num_frames], its spectrogram."""
+    num_frames: int
+    """The frames that the encoder makes of it."""
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt to continue or to pool, complete: nothing is looked up or defaulted after this point.
 
@@ -95,6 +106,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the replica that is to compute it; None for the one where it costs the least."""
     media: PromptMedia | None = None
     """The images and videos of the prompt; None if it has none."""
+    clip: Clip | None = None
+    """What an encoder-decoder's decoder attends to; None in other models."""
     keeps_blocks: bool = False
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 

@@ -244,7 +244,7 @@ class LayerSpec:
     causal: bool = True
     """A token does not attend to later tokens."""
     is_cross: bool = False
-    """Tokens attend to what an encoder makes of the request's clip, and not to each other; `causal` is False."""
+    """Tokens attend to all frames that an encoder makes of the request's clip, and not to each other."""
     sees_both_sides: bool = False
     """The tokens of an image attend to all of that image, even if attention is causal."""
     window: int | None = None
@@ -323,8 +323,6 @@ class LayerSpec:
         if self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.key_dim):
             shape = f"{self.num_kv_heads} kv heads of size {self.head_dim}"
             raise ValueError(f"{shape} do not fit latent attention, which has 1 of size {self.latent.key_dim}")
-        if self.is_cross and self.causal:
-            raise ValueError("cross-attention is not causal")
         if self.window is not None and self.attention_chunk is not None:
             raise ValueError(f"a layer has a window of {self.window} and chunks of {self.attention_chunk} tokens")
 

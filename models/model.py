@@ -115,7 +115,7 @@ class Model:
             each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
         batches = [
-            batch if group.causal else with_row_ends(batch, group.window, tokens.positions_t)
+            batch if group.causal and not group.is_cross else with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
         if media is not None:

@@ -46,12 +46,7 @@ class CacheGroup(NamedTuple):
     state: StateSpec | None = None
     """The recurrent state of layers without keys and values; None for layers that attend."""
     is_cross: bool = False
-    """The keys and values are those of an encoder's frames, which stay as long as the request runs."""
-
-    @property
-    def keeps(self) -> bool:
-        """Return whether keys and values, or states, are read again in later steps."""
-        return self.causal or self.is_cross
+    """The keys and values are those of an encoder's frames."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +96,13 @@ class LayerPlan:
 
     @cached_property
     def attention_groups(self) -> tuple[CacheGroup, ...]:
-        """Return the groups of layers that attend."""
-        return tuple(group for group in self.groups if group.state is None)
+        """Return the groups of layers that attend to tokens."""
+        return tuple(group for group in self.groups if group.state is None and not group.is_cross)
+
+    @cached_property
+    def cross_groups(self) -> tuple[CacheGroup, ...]:
+        """Return the groups of layers that attend to an encoder's frames, which come after those."""
+        return tuple(group for group in self.groups if group.is_cross)
 
     @cached_property
     def state_groups(self) -> tuple[CacheGroup, ...]:
@@ -120,7 +120,7 @@ class LayerPlan:
         Prompts go whole through layers that are not causal, and nothing is read again, so the keys and values of one
         layer overwrite those of the layer before it.
         """
-        return len(self.groups[group]) if group.keeps else 1
+        return len(self.groups[group]) if group.causal else 1
 
     def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
         """Return the index of a kind's cache group, and its layers' indices in the group.
@@ -130,7 +130,7 @@ class LayerPlan:
         """
         group = group_of(self.kinds[kind])
         members = self.groups[group]
-        if not group.keeps:
+        if not group.causal:
             return list(self.groups).index(group), (0,) * len(self.layers_of[kind])
         places = tuple(bisect.bisect(members, number) - 1 for number in self.layers_of[kind])
         return list(self.groups).index(group), places

@@ -73,6 +73,14 @@ def build(
         placement.context_lens_s[: len(ends)] = own_ends
         placement.slots_t[rows] = placement.block_tables_sm[seqs, own_places] * block_size + offsets
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
+    for placement in inputs.cross:
+        assert shape.cross is not None
+        frames = shape.cross.num_frames - lengths[seqs] + positions - starts[seqs]
+        placement.block_tables_sm[: len(ends)] = settings.cross_table[settings.slots_s]
+        placement.context_lens_s[: len(ends)] = shape.cross.num_frames
+        blocks = placement.block_tables_sm[seqs, frames // block_size]
+        placement.slots_t[rows] = blocks * block_size + frames % block_size
+        _fill_tiles(placement, inputs.sequences, lengths, shape.cross.query_tile)
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
     fill_rows(inputs, plan, settings, ends)

@@ -21,6 +21,7 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
+from jaxllm.execution.clip_encoder import ClipShape, run_clip_encoder
 from jaxllm.execution.encoder import WRITTEN_ROWS, EncoderShape, batch_spec, encoder_shapes, run_encoder, write_rows
 from jaxllm.execution.head_step import run_head_step
 from jaxllm.execution.host_processors import HostProcessors
@@ -34,7 +35,15 @@ from jaxllm.execution.options import (
     tracing,
     widens_rounded_weights,
 )
-from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
+from jaxllm.execution.packing import (
+    BatchShape,
+    Bucket,
+    CrossShape,
+    buffer_sizes,
+    make_buckets,
+    pick_bucket,
+    rare_specs,
+)
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
@@ -71,8 +80,12 @@ class StepConfig:
     max_model_len: int
     groups: tuple[KVGroup, ...]
     """The cache groups of one device."""
+    cross_groups: tuple[KVGroup, ...] = ()
+    """The groups of an encoder's frames, which come after these."""
+    num_frames: int = 0
+    """The frames of a clip; 0 without an encoder of clips."""
     states: tuple[StateGroup, ...] = ()
-    """The groups of layers with recurrent state, which come after the cache groups."""
+    """The groups of layers with recurrent state, which come last."""
     draft_groups: tuple[KVGroup, ...] = ()
     """The cache groups of the draft model, which take blocks of their own."""
     features: FeatureGroup | None = None
@@ -111,13 +124,15 @@ class StepConfig:
     @property
     def row_alignment(self) -> int:
         """Chunks of two tokens or more must start at a multiple of this row."""
-        return max(group.attention.row_alignment for group in self.groups)
+        return max(group.attention.row_alignment for group in (*self.groups, *self.cross_groups))
 
     @property
     def kv_layout(self) -> KVLayout:
         """Return the form of the KV cache, which decides the number of blocks of each group."""
         return KVLayout(
             groups=self.groups,
+            cross_groups=self.cross_groups,
+            num_frames=self.num_frames,
             states=self.states,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
@@ -154,7 +169,7 @@ class Upkeep(enum.Enum):
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
 
 
-type ProgramKey = StepShape | PoolShape | EncoderShape | Upkeep
+type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -188,7 +203,9 @@ class StepCompiler:
             self.buckets = (Bucket(1, 1), *self.buckets)
         # Made once: every step needs one.
         self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
-        self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)
+        self._has_decode_programs = all(
+            group.attention.takes_decodes_alone for group in (*config.groups, *config.cross_groups)
+        )
         self._tracing = threading.Lock()
 
     @property
@@ -212,7 +229,7 @@ class StepCompiler:
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
         upkeep += [Upkeep.WRITE_MEDIA] if self.model.tower and self.config.takes_embeds else []
-        others = [*self.encoder_shapes, *self._pool_shapes(by_token=False), *upkeep]
+        others = [*self.encoder_shapes, *self.clip_shapes, *self._pool_shapes(by_token=False), *upkeep]
         plain, truncated, full = map(self._shapes, Sampling)
         pooled = self._pool_shapes(by_token=True)
         if self.config.platform == "cpu":
@@ -228,6 +245,11 @@ class StepCompiler:
             return []
         settings, config = self.model.tower.settings, self.config
         return encoder_shapes(settings, config.num_media_rows, config.num_video_frames)
+
+    @property
+    def clip_shapes(self) -> list[ClipShape]:
+        """Return the program that encodes clips, in an encoder-decoder; none in other models."""
+        return [ClipShape(self.config.num_frames)] if self.model.encoder else []
 
     def draft_programs(self) -> list[ProgramKey]:
         """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
@@ -368,6 +390,8 @@ class StepCompiler:
             return self._media_signature(key)
         if isinstance(key, Upkeep):
             return self._adapters_signature(key)
+        if isinstance(key, ClipShape):
+            return _Signature(*self._clip_program(pools), pool_shardings)
         num_ints, num_floats = buffer_sizes(key.batch)
         buffers = self._replicated((num_ints,), jnp.int32), self._replicated((num_floats,), jnp.float32)
         if isinstance(key, PoolShape):
@@ -401,6 +425,16 @@ class StepCompiler:
             return _Signature(encode, (1,), (self.vision_spec, media, batch, slots), everywhere)
         rows = self._replicated((WRITTEN_ROWS, media.shape[1]), jnp.float32)
         return _Signature(write_rows, (0,), (media, rows, self._replicated(rows.shape[:1], jnp.int32)), everywhere)
+
+    def _clip_program(self, pools: Pools) -> tuple[Callable[..., Pools], tuple[int, ...], tuple[Any, ...]]:
+        """Return the function that encodes a clip into the pools, the argument that it is given up, and all of them."""
+        model, config = self.model, self.config
+        assert model.encoder is not None
+        mels = self._replicated((model.encoder.settings.num_mels, 2 * config.num_frames), jnp.float32)
+        block_ids = self._replicated((config.kv_layout.clip_blocks,), jnp.int32)
+        tile = config.cross_groups[0].attention.tiles.query
+        run = partial(run_clip_encoder, model=model, caches=self.caches, mesh=self.mesh, query_tile=tile)
+        return run, (2,), (self.vision_spec, self.params_spec, pools, mels, block_ids)
 
     def _adapters_signature(self, key: Upkeep) -> _Signature:
         adapters = self.adapters_spec()
@@ -460,9 +494,10 @@ class StepCompiler:
         model.ops.grouped_matmul.prepare(grouped_shapes(model.specs), folder)
         model.ops.by_head.prepare(head_shapes(model.specs), folder)
         model.ops.linear.prepare(linear_shapes(model.specs), folder)
-        if model.tower is not None:
-            model.tower.ops.linear.prepare(linear_shapes(model.tower.specs), folder)
-            model.tower.attention.prepare(segment_shapes(model.tower.specs), folder)
+        for tower in (model.tower, model.encoder):
+            if tower is not None:
+                tower.ops.linear.prepare(linear_shapes(tower.specs), folder)
+                tower.attention.prepare(segment_shapes(tower.specs), folder)
         if model.adapter_shape is not None:
             model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
@@ -494,9 +529,11 @@ class StepCompiler:
         number of blocks, so it is compiled with 2.
         """
         memory, *encoder = [self._memory(key) for key in (self.largest_step, *self.encoder_shapes[-1:])]
+        clips = [self._memory(key) for key in self.clip_shapes]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         # The patches of an image come while the step before still runs.
         arguments += sum(each.argument_size_in_bytes - self._held_by_encoder() for each in encoder)
+        encoder += clips  # whose spectrograms are small
         scratch = max(each.temp_size_in_bytes + each.generated_code_size_in_bytes for each in (memory, *encoder))
         # With another number of blocks the compiler may order operations differently: its scratch stays within 1 %.
         return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -515,6 +552,10 @@ class StepCompiler:
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
         tiles = tuple(group.attention.tiles.query for group in self.config.groups)
+        cross = [
+            CrossShape(self.config.num_frames, self.config.kv_layout.clip_blocks, group.attention.tiles.query)
+            for group in self.config.cross_groups[:1]
+        ]
         arguments = tuple(extra_args(self.config.processors).items())
         attention_chunks = tuple(group.attention_chunk for group in self.config.groups)
         return BatchShape(
@@ -527,6 +568,7 @@ class StepCompiler:
             has_states=bool(self.config.states),
             max_drafts=self.config.max_drafts,
             has_media=self.model.tower is not None,
+            cross=cross[0] if cross else None,
         )
 
     @cached_property
@@ -566,6 +608,8 @@ def describe(key: ProgramKey) -> str:
         return key.value
     if isinstance(key, EncoderShape):
         return f"{key.num_slots} patches"
+    if isinstance(key, ClipShape):
+        return f"{key.num_frames} frames"
     bucket = key.batch.bucket
     if isinstance(key, PoolShape):
         return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"

@@ -63,6 +63,17 @@ class MediaPart:
     """What the user tells of a video's array: "fps", "total_num_frames", "frames_indices" and others."""
 
 
+class ClipInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the encoder of an encoder-decoder takes."""
+
+    num_mels: int
+    """The bands of a spectrogram."""
+    num_frames: int
+    """The frames that it makes of a clip, each of two columns of the spectrogram."""
+    start_token_id: int
+    """The token that each decoder's prompt begins with."""
+
+
 class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How prompts refer to media, and how many they may have, for a model that takes some."""
 
@@ -81,6 +92,8 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     reads texts alone.
     """
 
+    clips: ClipInput | None = None
+    """What the encoder takes, in an encoder-decoder; it has no other settings then."""
     text_only: str = ""
     """Why the model takes no media, if it could take some; it has no other settings then."""
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.items import DEFAULT_LIMIT, MediaSettings, Modality, split_options, video_sampling
+from jaxllm.media.items import DEFAULT_LIMIT, ClipInput, MediaSettings, Modality, split_options, video_sampling
 from jaxllm.media.rules import find_rule, most_rows
 from jaxllm.params.checks import check_int
 
@@ -38,6 +38,12 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
     Raises VLLMValidationError for a model whose images cannot be read.
     """
     vision, args = config.model_config.vision, config.args
+    if vision is not None and vision.clips is not None:
+        _check_unused(args, config.model_config.architecture)
+        start = config.hf_config.get("decoder_start_token_id")
+        if start is None:
+            start = config.generation_config.get("decoder_start_token_id", 50_257)
+        return MediaSettings(clips=ClipInput(**vision.clips._asdict(), start_token_id=start))
     if vision is None or vision.tower is None:
         _check_unused(args, config.model_config.architecture)
         reason = config.checkpoint.text_only

@@ -217,7 +217,8 @@ def _resolve_ops(
     from jaxllm.resolve.resolve_ops import choose_ops
 
     ops = choose_ops(args, checkpoint, model_config, dtype, block_size, picker, is_draft=is_draft)
-    stateful = [*(group.attention for group in ops.kv_groups), *(group.ops for group in ops.state_groups)]
+    attention = [group.attention for group in (*ops.kv_groups, *ops.cross_groups)]
+    stateful = [*attention, *(group.ops for group in ops.state_groups)]
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
         picker.platform,

@@ -52,7 +52,7 @@ def _whisper_config(hf: Mapping[str, Any]) -> ModelConfig:
         "max_position_embeddings": num_tokens,
         **own_heads(hidden_size, read_int(hf, "decoder_attention_heads")),
     }
-    parts: dict[str, Any] = {"is_cross": (False, True), "causal": (True, False), "has_mlp": (False, True)}
+    parts: dict[str, Any] = {"is_cross": (False, True), "has_mlp": (False, True)}
     return read_decoder(
         {**hf, **decoder},
         architecture="WhisperForConditionalGeneration",

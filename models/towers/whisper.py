@@ -33,9 +33,9 @@ class WhisperFrame(nnx.Module):
         assert cfg.clips is not None
         d, self.dtype = cfg.hidden_size, dtype
         # As in the checkpoint, so that they are never quantized; the last axis is 3 columns.
-        self.conv1 = declare((d, 3, cfg.clips.num_mels), ("embed", "columns", "mels"), dtype)
+        self.conv1 = declare((d, 3, cfg.clips.num_mels), ("embed", "pixels", "pixels"), dtype)
         self.conv1_bias = declare((d,), ("embed",), dtype)
-        self.conv2 = declare((d, 3, d), ("embed", "columns", "embed"), dtype)
+        self.conv2 = declare((d, 3, d), ("embed", "pixels", "embed"), dtype)
         self.conv2_bias = declare((d,), ("embed",), dtype)
         self.positions = declare((cfg.clips.num_frames, d), ("positions", "embed"), dtype)
         self.final_norm = LayerNorm(d, "embed", cfg, dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,11 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
 
 from jaxllm.media.mel import RATE, log_mel
 from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
@@ -19,6 +25,7 @@ from tests.models.random_weights import draw_weights
 
 FOLDER = Path(__file__).parents[1] / "data" / "whisper"
 CASES = tuple(sorted(path.stem for path in FOLDER.iterdir()))
+START = "<|startoftranscript|>"
 KEPT_FRAMES = slice(None, None, 7)
 """The frames that a golden has."""
 
@@ -71,3 +78,21 @@ def read_case(name: str) -> Case:
             for i, seconds in enumerate(case["seconds"])
         ]
     return Case(case["config"], draw_weights(case["shapes"], case["seed"], "whisper"), goldens)
+
+
+def save_checkpoint(name: str, folder: Path) -> str:
+    """Write a case's checkpoint, with a tokenizer that has a word for each token, and return the folder's name."""
+    case = read_case(name)
+    save_file(case.tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(case.config))
+    words = ["<pad>", "<|endoftext|>", START, *(f"w{i}" for i in range(3, case.config["vocab_size"]))]
+    backend = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    backend.pre_tokenizer = WhitespaceSplit()
+    backend.add_special_tokens([AddedToken(word, special=True) for word in words[:3]])
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=words[1]).save_pretrained(folder)
+    return str(folder)
+
+
+def text_of(token_ids: Sequence[int]) -> str:
+    """Return a decoder's prompt as text."""
+    return " ".join(START if token_id == 2 else f"w{token_id}" for token_id in token_ids)
