@@ -76,7 +76,7 @@ def build(
     for placement in inputs.cross:
         assert shape.cross is not None
         frames = shape.cross.num_frames - lengths[seqs] + positions - starts[seqs]
-        placement.block_tables_sm[: len(ends)] = settings.cross_table[settings.slots_s]
+        placement.block_tables_sm[: len(ends)] = settings.tables[-1][settings.slots_s]
         placement.context_lens_s[: len(ends)] = shape.cross.num_frames
         blocks = placement.block_tables_sm[seqs, frames // block_size]
         placement.slots_t[rows] = blocks * block_size + frames % block_size

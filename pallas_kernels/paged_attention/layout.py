@@ -163,7 +163,9 @@ def read_slots(kv_pool: KVPool, rows_t: Array, offsets_t: Array) -> tuple[Array,
     """Return the keys and values [t, k, h] of tokens in the pool's dtype; `rows_t` are on the pool's first axis."""
     match kv_pool:
         case FusedPool(kv):
-            k_tkh, v_tkh = jnp.split(kv[rows_t, :, offsets_t], 2, axis=-1)
+            # By one index: for two that are apart, a TPU's compiler would transpose the whole pool first.
+            heads_tk = rows_t[:, None] * kv.shape[1] + jnp.arange(kv.shape[1], dtype=jnp.int32)
+            k_tkh, v_tkh = jnp.split(kv.reshape(-1, kv.shape[3])[heads_tk * kv.shape[2] + offsets_t[:, None]], 2, -1)
             return k_tkh, v_tkh
         case PairedPool(k, v):
             k_tkh = k[rows_t, :, :, offsets_t]
