@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxllm.core_messages import Clip
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.audio.log_mel import HOP, RATE, log_mel
 from jaxllm.media.items import ClipInput, refusal
-from jaxllm.media.mel import HOP, RATE, log_mel
 from jaxllm.params.checks import shown
 
 
@@ -26,10 +26,10 @@ def read_clip(source: Any, takes: ClipInput, label: str) -> Clip:
     if rate != RATE:
         raise refusal(label, f"has a rate of {shown(rate)}; resample it to {RATE}", rate)
     most = 2 * takes.num_frames * HOP
-    if not 0 < len(samples) <= most:
-        message = f"has {len(samples)} samples; the encoder takes 1 to {most}, {most / RATE:g} seconds"
+    if not HOP <= len(samples) <= most:
+        message = f"has {len(samples)} samples; the encoder takes {HOP} to {most}, {most / RATE:g} seconds"
         raise refusal(label, message, len(samples))
-    mels = log_mel(np.pad(samples, (0, most - len(samples))), takes.num_mels)
+    mels = log_mel(samples, takes.num_mels, most)
     return Clip(key=hashlib.sha256(mels.tobytes()).digest(), mels=mels.tobytes(), num_frames=takes.num_frames)
 
 

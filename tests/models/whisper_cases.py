@@ -17,7 +17,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
-from jaxllm.media.mel import RATE, log_mel
+from jaxllm.media.audio.log_mel import RATE, log_mel
 from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
 from jaxllm.models.towers.whisper import ClipEncoder
 from tests.models.clips import draw_clip
@@ -49,7 +49,7 @@ class Golden:
 
     def mels(self, num_mels: int) -> np.ndarray:
         """Return the spectrogram of the clip, which silence fills up to a second."""
-        return log_mel(np.pad(self.clip, (0, RATE - len(self.clip))), num_mels)
+        return log_mel(self.clip, num_mels, RATE)
 
 
 @dataclass(frozen=True)
