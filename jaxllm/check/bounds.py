@@ -183,9 +183,7 @@ def count_work(
     )
 
 
-def _layer_work(
-    layer: LayerSpec, model: ModelConfig, num_devices: int, kv_itemsize: int, itemsize: int
-) -> LayerWork:
+def _layer_work(layer: LayerSpec, model: ModelConfig, num_devices: int, kv_itemsize: int, itemsize: int) -> LayerWork:
     """Count the cost of a layer's attention, or of its recurrent state.
 
     Every device has all latents, which serve as keys and values.

@@ -229,14 +229,15 @@ class StepCompiler:
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
         upkeep += [Upkeep.WRITE_MEDIA] if self.model.tower and self.config.takes_embeds else []
-        others = [*self.encoder_shapes, *self.clip_shapes, *self._pool_shapes(by_token=False), *upkeep]
+        others = [*self.encoder_shapes, *self._pool_shapes(by_token=False), *upkeep]
         plain, truncated, full = map(self._shapes, Sampling)
         pooled = self._pool_shapes(by_token=True)
+        clips = self.clip_shapes  # which every request of an encoder-decoder begins with
         if self.config.platform == "cpu":
-            return [*plain, *others, *truncated, *full, *pooled]
+            return [*clips, *plain, *others, *truncated, *full, *pooled]
         # Each compiles for seconds, and ordinary chat truncates: the largest of all kinds come first, which stand in.
         steps = [shape for pair in zip(plain, truncated, strict=True) for shape in pair]
-        return [*steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
+        return [*clips, *steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
 
     @cached_property
     def encoder_shapes(self) -> list[EncoderShape]:

@@ -64,9 +64,7 @@ class _ShardedAttention:
         )
         return sharded((q_tnh, k_tkh, v_tkh), sinks_n, kv_pool, batch, (layer, window, rope))
 
-    def read(
-        self, kv_pool: KVPool, slots_t: Array, *, layer: Array | int, num_layers: int
-    ) -> tuple[Array, Array]:
+    def read(self, kv_pool: KVPool, slots_t: Array, *, layer: Array | int, num_layers: int) -> tuple[Array, Array]:
         """Return the keys and values of all heads that slots hold, as `PagedAttention.read` does."""
 
         def read(kv_pool: KVPool, slots_t: Array, layer: Array) -> tuple[Array, Array]:

@@ -186,9 +186,7 @@ class Scheduler:
         self.cache.begin_plan()
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
-            step = StepBuilder(
-                self.config, kind, self.adapters, self.media, self.clips, self._most_prompt_tokens(kind)
-            )
+            step = StepBuilder(self.config, kind, self.adapters, self.media, self.clips, self._most_prompt_tokens(kind))
             shares = self._share_out(step, late)
             self._continue(step, late)
             self._fill(step, late, shares)

@@ -296,7 +296,5 @@ class StepBuilder:
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
         adapter_loads = self._adapters.take_loads(), self._adapters.is_used
         encodes, decodes, clips = self._media.end_step(), self._continued_rows, self._clips.end_step()
-        plan = StepPlan(
-            step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes, decodes, clips
-        )
+        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes, decodes, clips)
         return plan, [*self._continued, *[request for request, _ in rows]]

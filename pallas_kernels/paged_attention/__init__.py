@@ -130,9 +130,7 @@ class PagedAttention(PoolAttention):
             **fused,
         )
 
-    def read(
-        self, kv_pool: KVPool, slots_t: Array, *, layer: Array | int, num_layers: int
-    ) -> tuple[Array, Array]:
+    def read(self, kv_pool: KVPool, slots_t: Array, *, layer: Array | int, num_layers: int) -> tuple[Array, Array]:
         """Return the keys and values [t, k, h] that slots of a layer hold, in the dtype of queries.
 
         They are as they were written: a step that writes them again changes nothing.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,25 +21,92 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=1, ignore_eos=Tru
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> Iterator[LLM]:
+    """Have room for two requests of the longest kind, prompts in chunks, and three clips."""
     folder = save_checkpoint("base", tmp_path_factory.mktemp("whisper"))
-    yield LLM(folder, dtype="float32", max_num_seqs=4, kv_cache_memory_bytes=2**22)
+    limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    yield LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, **limits)
 
 
-def of_ids(golden: Golden) -> dict[str, Any]:
-    return {"prompt_token_ids": golden.prompt.tolist(), "multi_modal_data": {"audio": (golden.clip, RATE)}}
+def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
+    """Return a golden's prompt, with the clip of another if there is one."""
+    return {
+        "prompt_token_ids": golden.prompt.tolist(),
+        "multi_modal_data": {"audio": ((clip or golden).clip, RATE)},
+    }
 
 
 def check(output: Any, golden: Golden) -> None:
-    completion = output.outputs[0]
-    assert list(completion.token_ids) == golden.tokens.tolist()
-    found = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
-    expected = golden.logprobs[len(golden.prompt) - 1 :].max(axis=-1)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+    for completion in output.outputs:
+        assert list(completion.token_ids) == golden.tokens.tolist()
+        found = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        expected = golden.logprobs[len(golden.prompt) - 1 :].max(axis=-1)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
 
 
-def test_tokens_match_hf(llm: LLM) -> None:
+def test_tokens_match_hf_alone_and_beside_others(llm: LLM) -> None:
     goldens = read_case("base").goldens
     for golden in goldens:
-        check(llm.generate(of_ids(golden), PARAMS)[0], golden)
-    for output, golden in zip(llm.generate([of_ids(each) for each in goldens], PARAMS), goldens, strict=True):
+        check(llm.generate(of(golden), PARAMS)[0], golden)
+    several = [*goldens, *reversed(goldens)] * 2  # more than there is room for
+    for output, golden in zip(llm.generate([of(each) for each in several], PARAMS), several, strict=True):
         check(output, golden)
+
+
+def test_a_prompt_is_computed_anew_for_another_clip(llm: LLM) -> None:
+    first, *_, long = read_case("base").goldens
+    assert len(long.prompt) > 16, "the prompt fills no block"
+    assert llm.reset_prefix_cache()
+    [other] = llm.generate(of(long, clip=first), PARAMS)
+    [output] = llm.generate(of(long), PARAMS)
+    check(output, long)
+    assert not output.num_cached_tokens
+    with pytest.raises(AssertionError):
+        check(other, long)
+    [again] = llm.generate(of(long), PARAMS)
+    check(again, long)
+    assert again.num_cached_tokens == 16
+
+
+def test_all_outputs_of_a_request_share_its_clip(llm: LLM) -> None:
+    golden = read_case("base").goldens[-1]
+    params = SamplingParams(n=3, temperature=0, max_tokens=12, logprobs=1, ignore_eos=True)
+    [output] = llm.generate(of(golden), params)
+    assert len(output.outputs) == 3
+    check(output, golden)
+
+
+def test_all_forms_of_a_prompt_are_read(llm: LLM) -> None:
+    golden = read_case("base").goldens[0]
+    audio = {"audio": (golden.clip, RATE)}
+    ids, text = golden.prompt.tolist(), text_of(golden.prompt)
+    for decoder in (text, ids, {"prompt": text}, {"prompt_token_ids": ids}, ids[1:]):
+        prompt = {"encoder_prompt": {"prompt": "", "multi_modal_data": audio}, "decoder_prompt": decoder}
+        [output] = llm.generate(prompt, PARAMS)
+        assert output.prompt_token_ids == ids
+        check(output, golden)
+    check(llm.generate({"prompt": text, "multi_modal_data": {"audio": [audio["audio"]]}}, PARAMS)[0], golden)
+    stereo = np.stack((golden.clip, golden.clip), axis=1)
+    check(llm.generate({"prompt": text, "multi_modal_data": {"audio": (stereo, RATE)}}, PARAMS)[0], golden)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("w3 w4", "sound"),
+        ({"prompt": "w3"}, "sound"),
+        ({"encoder_prompt": "w3", "decoder_prompt": "w4"}, "sound alone"),
+        ({"encoder_prompt": {"prompt": ""}, "decoder_prompt": "w4", "prompt": "w5"}, "'prompt'"),
+        ({"prompt": "w3", "multi_modal_data": {"image": 3}}, "audio alone"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": [(np.zeros(999), RATE)] * 2}}, "At most 1"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": np.zeros(999)}}, "rate"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.zeros(999), 8000)}}, "16000"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.zeros(RATE + 1), RATE)}}, "1 seconds"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.zeros(0), RATE)}}, "0 samples"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.full(999, np.nan), RATE)}}, "finite"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (["a"], RATE)}}, "numbers"),
+        ({"prompt": "w3 " * 60, "multi_modal_data": {"audio": (np.zeros(999), RATE)}}, "48"),
+    ],
+)
+def test_other_prompts_are_refused(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(VLLMValidationError, match=message):
+        llm.generate(prompt, PARAMS)

@@ -74,7 +74,9 @@ def read_case(name: str) -> Case:
     with np.load(FOLDER / f"{name}.npz") as arrays:
         case = json.loads(str(arrays["case"]))
         goldens = [
-            Golden(draw_clip(seconds, i), *(arrays[f"{kind}_{i}"] for kind in ("prompt", "tokens", "logprobs", "encoded")))
+            Golden(
+                draw_clip(seconds, i), *(arrays[f"{kind}_{i}"] for kind in ("prompt", "tokens", "logprobs", "encoded"))
+            )
             for i, seconds in enumerate(case["seconds"])
         ]
     return Case(case["config"], draw_weights(case["shapes"], case["seed"], "whisper"), goldens)

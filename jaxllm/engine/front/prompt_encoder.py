@@ -85,9 +85,7 @@ class PromptEncoder:
         parts = zip(prompts, all_encoded, labels, strict=True)
         return [self._with_clip(prompt, encoded, label, self._clips) for prompt, encoded, label in parts]
 
-    def _with_clip(
-        self, prompt: ParsedPrompt, encoded: EncodedPrompt, label: str, clips: ClipInput
-    ) -> EncodedPrompt:
+    def _with_clip(self, prompt: ParsedPrompt, encoded: EncodedPrompt, label: str, clips: ClipInput) -> EncodedPrompt:
         """Return an encoder-decoder's prompt, which begins with its start token, with what it attends to."""
         if prompt.sound is None:
             message = "needs sound to attend to: send it as 'audio' in 'multi_modal_data'"
