@@ -168,7 +168,11 @@ class Model:
                 _, pool = attention[group](q_fnh, *keys_values, pools[group], batch, **where)
                 return None, Cached((*pools[:group], pool, *pools[group + 1 :]), cached.lent)
 
-            return LayerBody(project, attend, lambda weights, x_fd, attended, index: x_fd)
+            def finish(weights: _Params, x_fd: Array, attended: None, index: Array | int) -> Array:
+                del weights, attended, index
+                return x_fd
+
+            return LayerBody(project, attend, finish)
 
         layers = adapted_layers(params, self.adapter_shape)
         bodies = [body(kind) for kind in range(len(plan.kinds))]

@@ -28,9 +28,9 @@ from jaxllm.check.report import (
     Report,
 )
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.clip_encoder import ClipShape
 from jaxllm.execution.compiler import StepCompiler, describe
-from jaxllm.execution.encoder import EncoderShape
+from jaxllm.execution.encoders.clips import ClipShape
+from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
@@ -140,9 +140,10 @@ def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, ProgramShape]]:
     """Yield the programs of most interest with the names of their steps: the model's, and its draft model's."""
     config = sized.config
     compiler = StepCompiler(sized.size.steps, sized.model, config.mesh)
-    encoders = encoder_programs(sized, compiler) | {ENCODE_CLIP: shape for shape in compiler.clip_shapes}
-    for name, shape in (_shapes(compiler) | encoders).items():
+    for name, shape in (_shapes(compiler) | encoder_programs(sized, compiler)).items():
         yield compiler, name, shape
+    for shape in compiler.clip_shapes:
+        yield compiler, ENCODE_CLIP, shape
     if config.draft is not None and sized.draft is not None:
         compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
         yield compiler, "guess", _shapes(compiler)["decode"]

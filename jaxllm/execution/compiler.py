@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +20,16 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
-from jaxllm.execution.clip_encoder import ClipShape, run_clip_encoder
-from jaxllm.execution.encoder import WRITTEN_ROWS, EncoderShape, batch_spec, encoder_shapes, run_encoder, write_rows
+from jaxllm.execution.encoders.clips import ClipShape, run_clip_encoder
+from jaxllm.execution.encoders.patches import (
+    WRITTEN_ROWS,
+    EncoderShape,
+    batch_spec,
+    encoder_shapes,
+    run_encoder,
+    write_rows,
+)
 from jaxllm.execution.head_step import run_head_step
-from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
 from jaxllm.execution.mesh import param_format, replicated
 from jaxllm.execution.options import (
     compiler_options,
@@ -46,13 +50,14 @@ from jaxllm.execution.packing import (
 )
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
 from jaxllm.sampling.inputs import RareRules, Sampling
 from jaxllm.sampling.logprobs import fill_logprobs
-from jaxllm.sampling.processors import LogitsProcessor, extra_args
+from jaxllm.sampling.processors import extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
@@ -69,77 +74,6 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepConfig:
-    """The part of the engine's configuration that fixes the shapes of steps."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    groups: tuple[KVGroup, ...]
-    """The cache groups of one device."""
-    cross_groups: tuple[KVGroup, ...] = ()
-    """The groups of an encoder's frames, which come after these."""
-    num_frames: int = 0
-    """The frames of a clip; 0 without an encoder of clips."""
-    states: tuple[StateGroup, ...] = ()
-    """The groups of layers with recurrent state, which come last."""
-    draft_groups: tuple[KVGroup, ...] = ()
-    """The cache groups of the draft model, which take blocks of their own."""
-    features: FeatureGroup | None = None
-    """The features that are kept for a draft head; None if there is none."""
-    reads: FeatureGroup | None = None
-    """The features that a draft head's steps read; None for other models."""
-    max_logprobs: int
-    """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
-    platform: str
-    sizes: tuple[int, ...] | None = None
-    """The tokens of the buckets besides the largest; None: from the smallest on, doubled each time."""
-    logprobs_mode: str = "raw_logprobs"
-    processors: tuple[LogitsProcessor, ...] = ()
-    """The functions that the step calls, on the device or on the host."""
-    host_processors: HostProcessors | None = None
-    """The host's side of the processors that are classes, which the step's calls reach."""
-    batch_invariant: bool = False
-    max_drafts: int = 0
-    """The most drafts that a chunk can have."""
-    num_media_rows: int = 0
-    """The rows of the feature cache of images and videos; 0 for a model that sees none."""
-    num_video_frames: int = 0
-    """The most frames of a video; 0 where there are no videos."""
-    takes_embeds: bool = False
-    """True if items may come encoded."""
-    generates: bool = True
-    """True if requests may generate."""
-    pools_sequences: bool = False
-    pools_tokens: bool = False
-    """True if requests may ask for an output of each sequence, or of each token."""
-
-    @property
-    def block_size(self) -> int:
-        return self.groups[0].attention.shape.block_size
-
-    @property
-    def row_alignment(self) -> int:
-        """Chunks of two tokens or more must start at a multiple of this row."""
-        return max(group.attention.row_alignment for group in (*self.groups, *self.cross_groups))
-
-    @property
-    def kv_layout(self) -> KVLayout:
-        """Return the form of the KV cache, which decides the number of blocks of each group."""
-        return KVLayout(
-            groups=self.groups,
-            cross_groups=self.cross_groups,
-            num_frames=self.num_frames,
-            states=self.states,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            draft_groups=self.draft_groups,
-            features=self.features,
-        )
 
 
 class Upkeep(enum.Enum):

@@ -17,9 +17,9 @@ import numpy as np
 from jax import Array
 
 from jaxllm.execution.caches import Pools
-from jaxllm.execution.clip_encoder import ClipShape
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
-from jaxllm.execution.encoder import EncoderShape, batch_spec
+from jaxllm.execution.encoders.clips import ClipShape
+from jaxllm.execution.encoders.patches import EncoderShape, batch_spec
 from jaxllm.execution.mesh import place_replicated
 from jaxllm.execution.options import running, tracing
 from jaxllm.execution.packing import rare_specs

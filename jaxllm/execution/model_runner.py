@@ -14,9 +14,9 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.core_messages import Clip, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
-from jaxllm.execution.clip_encoder import check_clip, clip_inputs
 from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
-from jaxllm.execution.encoder import check_item, encoder_inputs, written_inputs
+from jaxllm.execution.encoders.clips import check_clip, clip_inputs
+from jaxllm.execution.encoders.patches import check_item, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kept_rows import KeptRows, RowSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +19,11 @@ PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=1, ignore_eos=Tru
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> Iterator[LLM]:
+def llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> LLM:
     """Have room for two requests of the longest kind, prompts in chunks, and three clips."""
     folder = save_checkpoint("base", tmp_path_factory.mktemp("whisper"))
     limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
-    yield LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, **limits)
+    return LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, **limits)
 
 
 def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
