@@ -90,7 +90,7 @@ class PromptEncoder:
         if prompt.sound is None:
             message = "needs sound to attend to: send it as 'audio' in 'multi_modal_data'"
             raise refusal(label, message, "multi_modal_data", None)
-        from jaxllm.media.audio.clips import read_clip  # which loads numpy
+        from jaxllm.media.audio.encoder_clips import read_clip  # which loads numpy
 
         ids = encoded.token_ids
         starts = [] if ids[:1] == [clips.start_token_id] else [clips.start_token_id]
