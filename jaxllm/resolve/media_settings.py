@@ -169,7 +169,7 @@ def _check_unused(args: EngineArguments, architecture: str) -> None:
         "enable_mm_embeds",
     ):
         if value := getattr(args, name):
-            message = f"{name} is for models that see, and {architecture} reads text alone here. Leave it out."
+            message = f"{name} is for models that see, and {architecture} sees nothing here. Leave it out."
             raise VLLMValidationError(message, parameter=name, value=value)
 
 
