@@ -22,7 +22,7 @@ def check_encoder_decoder(args: EngineArguments, resolved: Resolved) -> None:
     if args.enable_lora:
         raise _refusal("enable_lora", True, "adapters of its attention to sound are not supported")
     if resolved.runner_type == "pooling":
-        raise _refusal("runner", args.runner, "its hidden states are not pooled")
+        raise _refusal("runner", resolved.runner_type, "its hidden states are not pooled")
     if speculative is not None and speculative.drafter not in _GUESSES_ALONE:
         reason = f"no draft model hears the sound: use method={' or '.join(map(repr, _GUESSES_ALONE))}"
         raise _refusal("speculative_config", speculative.drafter, reason)
