@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jaxllm.resolve.engine_config import EngineConfig
 
 _MODALITIES: tuple[Modality, ...] = ("image", "video")
-_OTHERS = ("audio", "vision_chunk")
-"""Modalities of vLLM that no model takes here: their limit may be 0."""
+_OTHERS: Mapping[str, int] = {"audio": 1, "vision_chunk": 0}
+"""The most items of other modalities that a prompt has here: an encoder-decoder's has one sound."""
 _ROWS_OF_FRAMES = 8192
 """The rows up to which a video's frames are counted unless their number is asked for."""
 
@@ -183,7 +183,8 @@ def media_limits(args: EngineArguments) -> dict[Modality, int]:
     for name, value in args.limit_mm_per_prompt.items():
         modality: Modality | None = next((each for each in _MODALITIES if each == name), None)
         if modality is None:
-            if name in _OTHERS and value in (0, {"count": 0}):
+            most = _OTHERS.get(name, -1)
+            if value in [limit for count in range(most + 1) for limit in (count, {"count": count})]:
                 continue
             raise VLLMValidationError(
                 f"limit_mm_per_prompt: {name!r} is not supported: the keys are {', '.join(_MODALITIES)}.",

@@ -47,6 +47,12 @@ class ClipCache:
         """The key that each request holds."""
         self.begin_step(0)
 
+    @property
+    def usage(self) -> tuple[int, int]:
+        """Return the number of blocks that requests hold, and of all blocks."""
+        num_held = sum(len(entry.block_ids) for entry in self._entries.values() if entry.holders)
+        return num_held, self._num_blocks
+
     def begin_step(self, num_frames: int) -> None:
         """Begin to plan a step, which may encode clips of `num_frames` frames together, or one."""
         self._num_encodable = max(1, num_frames)

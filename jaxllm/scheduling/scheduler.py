@@ -532,11 +532,13 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         counters, fullest = self._counters, self.cache.fullest()
+        usages = [(fullest.num_in_use, fullest.num_blocks), self.clips.usage]
+        num_in_use, num_blocks = max(usages, key=lambda usage: usage[0] / max(1, usage[1]))
         return SchedulerStats(
             num_running_reqs=len(self._running),
             num_waiting_reqs=len(self._waiting),
-            num_blocks=fullest.num_blocks,
-            num_blocks_in_use=fullest.num_in_use,
+            num_blocks=num_blocks,
+            num_blocks_in_use=num_in_use,
             num_preemptions=counters.num_preemptions,
             prefix_cache_requests=counters.num_queries,
             prefix_cache_queries=counters.num_queried_tokens,

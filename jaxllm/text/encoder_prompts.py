@@ -9,6 +9,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 
 _ENCODER, _DECODER, _DATA = "encoder_prompt", "decoder_prompt", "multi_modal_data"
+_REFUSED = ("multi_modal_uuids", "mm_processor_kwargs")
 
 
 class SplitPrompt(NamedTuple):
@@ -26,6 +27,11 @@ def split_prompt(prompt: Mapping[str, Any], label: str) -> SplitPrompt:
     They are {"encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": sound}}, "decoder_prompt": PROMPT}, and
     {"prompt": PROMPT, "multi_modal_data": {"audio": sound}}. Raises VLLMValidationError for others.
     """
+    for part in (prompt, prompt.get(_ENCODER), prompt.get(_DECODER)):
+        for name in _REFUSED if isinstance(part, Mapping) else ():
+            if part.get(name):
+                message = f"{label}: {name!r} is not supported for an encoder-decoder."
+                raise VLLMValidationError(message, parameter=name, value=shown(part[name]))
     if _ENCODER not in prompt and _DECODER not in prompt:
         rest = {name: value for name, value in prompt.items() if name != _DATA}
         return SplitPrompt({"prompt": "", **rest} if "prompt_token_ids" not in rest else rest, _sound(prompt, label))
