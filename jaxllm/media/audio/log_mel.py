@@ -11,7 +11,8 @@ RATE = 16_000
 """The samples a second of the sounds that features are made of."""
 CLIP_SAMPLES = 30 * RATE
 """The samples that Whisper's encoder takes: shorter clips are followed by silence."""
-_HOP = 160
+HOP = 160
+"""The samples between two columns of features."""
 _WINDOW = 400
 _FLOOR = 1e-10
 """The energy of silence."""
@@ -29,7 +30,7 @@ def log_mel(samples: np.ndarray, num_mels: int, num_samples: int | None = None) 
     fewer than 160 samples, and for more samples than `num_samples`.
     """
     num_samples = len(samples) if num_samples is None else num_samples
-    num_frames = num_samples // _HOP
+    num_frames = num_samples // HOP
     if num_frames == 0 or len(samples) > num_samples:
         raise ValueError(f"{len(samples)} samples make no features of {num_samples} samples")
     silence = num_samples - len(samples)
@@ -37,8 +38,8 @@ def log_mel(samples: np.ndarray, num_mels: int, num_samples: int | None = None) 
     # The sound is mirrored at both ends; what of the silence after it the last frame with sound sees is enough.
     padded = np.pad(samples, (0, min(silence, _WINDOW)))
     padded = np.pad(padded, half, mode="reflect")
-    heard = min(num_frames, -(-(len(samples) + half) // _HOP))
-    frames_tw = sliding_window_view(padded, _WINDOW)[::_HOP][:heard]
+    heard = min(num_frames, -(-(len(samples) + half) // HOP))
+    frames_tw = sliding_window_view(padded, _WINDOW)[::HOP][:heard]
     features_mt = np.full((num_mels, num_frames), np.log10(_FLOOR), np.float32)
     window, filters_mf = _window(), mel_filters(num_mels)
     for start in range(0, heard, _BLOCK):

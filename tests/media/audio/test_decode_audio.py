@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio import decode
-from jaxllm.media.audio.decode import AudioLimits, decode_audio
+from jaxllm.media.audio.blocks import AudioLimits
+from jaxllm.media.audio.decode import decode_audio
 from jaxllm.media.errors import MediaError
 from tests.media.sounds import contain, encode, film, tones, wav
 
