@@ -73,7 +73,7 @@ class _Gathered:
         if self._num_values > _MAX_VALUES:
             message = f"the audio has more than {_MAX_VALUES:,} samples in all channels: send one of a lower rate, "
             raise MediaError(message + "with one channel.")
-        self._keep(block_nc @ np.full(num_channels, 1 / num_channels, np.float32))
+        self._keep(sum(block_nc.T) / num_channels)
 
     def finish(self) -> np.ndarray:
         """Return all samples, float32 [n]."""

@@ -49,7 +49,7 @@ class AudioProcessor:
         return 4 * (3 * self._num_samples + 2 * self._num_mels * self._num_samples // HOP)
 
     def shape(self, num_samples: int) -> ItemShape:
-        """Return the shape of a sound of so many samples: silence follows them up to the longest sound."""
+        """Return the shape of a sound with a number of samples: silence follows them up to the longest sound."""
         return ItemShape("audio", ((1, 1, self._num_samples // HOP),), (1, num_samples))
 
     def process(self, samples: np.ndarray) -> ProcessedImage:
