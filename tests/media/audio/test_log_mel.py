@@ -83,5 +83,5 @@ def test_bands(num_mels: int):
 
 
 def test_too_many_bands():
-    with pytest.raises(ValueError, match="^300 mel bands are too narrow"):
+    with pytest.raises(ValueError, match=r"^300 mel bands are too narrow"):
         mel_filters(300)
