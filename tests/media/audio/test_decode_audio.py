@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio import decode
-from jaxllm.media.audio.decode import AudioLimits, decode_audio
+from jaxllm.media.audio.blocks import AudioLimits
+from jaxllm.media.audio.decode import decode_audio
 from jaxllm.media.errors import MediaError
 from tests.media.sounds import contain, encode, film, tones, wav
 
@@ -115,7 +116,7 @@ def test_what_a_lower_rate_cannot_carry_is_left_out():
 
 
 def test_files_and_arrays_of_another_rate_give_the_same():
-    """Both come in blocks, of which no seam is heard."""
+    """Both come in blocks, and no seam is heard."""
     samples = tones(3.0, 44_100, 2)
     whole = decode_audio((samples, 44_100), RATE)
     np.testing.assert_array_equal(decode_audio(encode(samples, 44_100, "WAV", "FLOAT"), RATE), whole)

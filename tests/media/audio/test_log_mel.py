@@ -26,8 +26,8 @@ def sounds() -> dict[str, np.ndarray]:
         "click": np.eye(1, 5000, 2500).ravel(),
         "loud": 1000 * noise[:4321],
         "faint": 1e-6 * noise[:4321],
-        **{f"{length} samples": noise[:length] for length in (1, 2, 159, 160, 161, 200, 201, 400, 401)},
-        **{f"{missing} samples less": 0.1 * noise[missing:] for missing in (1, 40, 199, 200, 201, 399, 400, 401)},
+        **{f"{length} samples": noise[:length] for length in (1, 159, 201, 401)},
+        **{f"{missing} samples less": 0.1 * noise[missing:] for missing in (1, 199, 400)},
     }
     return {name: sound.astype(np.float32) for name, sound in made.items()}
 
@@ -80,3 +80,8 @@ def test_lengths_without_features(length: int, num_samples: int | None):
 def test_bands(num_mels: int):
     expected = WhisperFeatureExtractor(feature_size=num_mels).mel_filters
     np.testing.assert_allclose(mel_filters(num_mels).T, expected, rtol=0, atol=1e-15)
+
+
+def test_too_many_bands():
+    with pytest.raises(ValueError, match=r"^300 mel bands are too narrow"):
+        mel_filters(300)
