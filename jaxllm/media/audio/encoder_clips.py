@@ -6,7 +6,8 @@ import hashlib
 from typing import Any
 
 from jaxllm.core_messages import Clip
-from jaxllm.media.audio.decode import AudioLimits, decode_audio
+from jaxllm.media.audio.blocks import AudioLimits
+from jaxllm.media.audio.decode import decode_audio
 from jaxllm.media.audio.log_mel import HOP, RATE, log_mel
 from jaxllm.media.errors import MediaError
 from jaxllm.media.items import ClipInput, field_of
