@@ -9,6 +9,7 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling_params import BeamSearchParams
 from tests.models.clips import RATE
 from tests.models.whisper_cases import Golden, read_case, save_checkpoint, text_of
 from tests.quick_engine import quick_compile
@@ -72,6 +73,27 @@ def test_all_outputs_of_a_request_share_its_clip(llm: LLM) -> None:
     [output] = llm.generate(of(golden), params)
     assert len(output.outputs) == 3
     check(output, golden)
+
+
+def test_prompts_are_scored_as_hf_scores_them(llm: LLM) -> None:
+    for golden in read_case("base").goldens[::2]:
+        [output] = llm.generate(of(golden), SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0))
+        first, *scored = output.prompt_logprobs or []
+        assert first is None
+        assert len(scored) == len(golden.prompt) - 1
+        for row, (token, of_row) in enumerate(zip(golden.prompt[1:].tolist(), scored, strict=True)):
+            assert abs(of_row[token].logprob - golden.logprobs[row, token]) < TOLERANCE
+
+
+def test_beams_share_their_clip(llm: LLM) -> None:
+    """With one beam a search is greedy."""
+    golden = read_case("base").goldens[0]
+    params = BeamSearchParams(beam_width=1, max_tokens=len(golden.tokens), ignore_eos=True)
+    [output] = llm.beam_search([of(golden)], params)
+    assert output.sequences[0].tokens == [*golden.prompt.tolist(), *golden.tokens.tolist()]
+    params = BeamSearchParams(beam_width=3, max_tokens=len(golden.tokens), ignore_eos=True)
+    [wider] = llm.beam_search([of(golden)], params)
+    assert wider.sequences[0].cum_logprob >= output.sequences[0].cum_logprob - TOLERANCE
 
 
 def test_all_forms_of_a_prompt_are_read(llm: LLM) -> None:
