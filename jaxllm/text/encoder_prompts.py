@@ -12,7 +12,7 @@ _ENCODER, _DECODER, _DATA = "encoder_prompt", "decoder_prompt", "multi_modal_dat
 _REFUSED = ("multi_modal_uuids", "mm_processor_kwargs")
 
 
-class SplitPrompt(NamedTuple):
+class _SplitPrompt(NamedTuple):
     """The two parts of a prompt, not checked further."""
 
     decoder: Mapping[str, Any]
@@ -21,7 +21,7 @@ class SplitPrompt(NamedTuple):
     """What the encoder is given; None if there is nothing."""
 
 
-def split_prompt(prompt: Mapping[str, Any], label: str) -> SplitPrompt:
+def split_prompt(prompt: Mapping[str, Any], label: str) -> _SplitPrompt:
     """Return the parts of a prompt in one of vLLM's forms.
 
     They are {"encoder_prompt": {"prompt": "", "multi_modal_data": {"audio": sound}}, "decoder_prompt": PROMPT}, and
@@ -34,7 +34,7 @@ def split_prompt(prompt: Mapping[str, Any], label: str) -> SplitPrompt:
                 raise VLLMValidationError(message, parameter=name, value=shown(part[name]))
     if _ENCODER not in prompt and _DECODER not in prompt:
         rest = {name: value for name, value in prompt.items() if name != _DATA}
-        return SplitPrompt({"prompt": "", **rest} if "prompt_token_ids" not in rest else rest, _sound(prompt, label))
+        return _SplitPrompt({"prompt": "", **rest} if "prompt_token_ids" not in rest else rest, _sound(prompt, label))
     if others := sorted(map(str, prompt.keys() - {_ENCODER, _DECODER})):
         message = f"{label}: {others[0]!r} does not go with 'encoder_prompt': put it into one of the two prompts."
         raise VLLMValidationError(message, parameter=others[0])
@@ -55,7 +55,7 @@ def split_prompt(prompt: Mapping[str, Any], label: str) -> SplitPrompt:
         decoder = {"prompt": decoder or ""}
     else:
         decoder = {"prompt_token_ids": decoder}
-    return SplitPrompt(decoder, _sound(encoder, f"{label}[{_ENCODER!r}]"))
+    return _SplitPrompt(decoder, _sound(encoder, f"{label}[{_ENCODER!r}]"))
 
 
 def _sound(prompt: Mapping[str, Any], label: str) -> Any:

@@ -17,7 +17,7 @@ from ..towers.whisper import WhisperFrame
 from .opt import own_heads
 
 # HF's values for keys that a config.json leaves out.
-DEFAULTS = {
+_DEFAULTS = {
     "vocab_size": 51_865,
     "num_mel_bins": 80,
     "d_model": 384,
@@ -38,7 +38,7 @@ _BIASES: dict[str, bool] = {"qkv_bias": True, "k_bias": False, "o_bias": True, "
 
 def _whisper_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the decoder of a Whisper config.json."""
-    hf = {**DEFAULTS, **hf}
+    hf = {**_DEFAULTS, **hf}
     require(hf, scale_embedding=False)
     num_layers, hidden_size = read_int(hf, "decoder_layers", maximum=MAX_LAYERS // 2), read_int(hf, "d_model")
     num_tokens, num_frames = read_int(hf, "max_target_positions"), read_int(hf, "max_source_positions")
@@ -69,7 +69,7 @@ def _whisper_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _encoder_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the encoder of a Whisper config.json."""
-    hf = {**DEFAULTS, **hf}
+    hf = {**_DEFAULTS, **hf}
     hidden_size, num_heads = read_int(hf, "d_model"), read_int(hf, "encoder_attention_heads")
     head_dim: Any = own_heads(hidden_size, num_heads)["head_dim"]
     layer = LayerSpec(
@@ -125,7 +125,7 @@ _SHARED_NAMES = {
     "layers.mlp.down": TensorName("{body}layers.{l}.fc2.weight", "d f -> d f"),
     "layers.mlp.down_bias": TensorName("{body}layers.{l}.fc2.bias", "d -> d"),
 }
-WHISPER_ENCODER = Family(
+_ENCODER = Family(
     config_from_hf=_encoder_config,
     names=MappingProxyType(
         {
@@ -155,6 +155,6 @@ FAMILIES = {
         layer=CrossDecoderLayer,
         frame=GPTFrame,
         prefixes=(Prefixes("model.decoder.", ""), Prefixes("decoder.", "")),
-        encoder=WHISPER_ENCODER,
+        encoder=_ENCODER,
     )
 }

@@ -17,7 +17,7 @@ from .norm import LayerNorm
 from .params import Part, declare, declare_merged, split
 
 
-class CrossAttention(nnx.Module):
+class _CrossAttention(nnx.Module):
     """The projections around attention to an encoder's frames: queries are of tokens, keys and values of frames."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
@@ -54,7 +54,7 @@ class CrossDecoderLayer(nnx.Module):
         norm = partial(LayerNorm, cfg.hidden_size, "embed", cfg, dtype)
         self.is_cross = spec.is_cross
         if spec.is_cross:
-            self.cross_norm, self.cross = norm(), CrossAttention(spec, cfg, dtype)
+            self.cross_norm, self.cross = norm(), _CrossAttention(spec, cfg, dtype)
             self.mlp_norm, self.mlp = norm(), PlainMLP(spec, cfg, dtype)
         else:
             self.attn_norm, self.attn = norm(), Attention(spec, cfg, dtype)
