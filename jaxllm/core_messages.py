@@ -26,16 +26,17 @@ class MediaSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
-    """An image or a video of a prompt, as its encoder takes it, or encoded already."""
+    """An image, a video or a sound of a prompt, as its encoder takes it, or encoded already."""
 
     key: bytes
     """A hash of all that the item's rows depend on."""
     modality: str
-    """"image" or "video"."""
+    """"image", "video" or "audio"."""
     grids: list[tuple[int, int, int]]
-    """The (frames, height, width) in patches of the image, or of each of its tiles, or of each group of frames."""
+    """The (frames, height, width) in patches of the image, or of each of its tiles, or of each group of frames. A sound
+    has one of (1, 1, columns of its features)."""
     size: tuple[int, int]
-    """The (height, width) in pixels of the picture before it was processed."""
+    """The (height, width) in pixels of the picture before it was processed; of a sound, 1 and its samples."""
     patches: bytes
     """float32 [p, c], the numbers of each patch, in the order in which the model's processor gives patches. Of an item
     that is encoded, float32 [r, w], its rows."""
@@ -54,6 +55,17 @@ class PromptMedia(msgspec.Struct, frozen=True, kw_only=True):
     """int32 [n, 3], the positions of each prompt token in multimodal RoPE; empty in a model without it."""
     rope_offset: int = 0
     """What multimodal RoPE adds to the positions of tokens after the prompt."""
+
+
+class Clip(msgspec.Struct, frozen=True, kw_only=True):
+    """The sound that a request's decoder attends to, as an encoder takes it."""
+
+    key: bytes
+    """A hash of all that its frames depend on."""
+    mels: bytes
+    """float32 [m, 2 * num_frames], its spectrogram."""
+    num_frames: int
+    """The frames that the encoder makes of it."""
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +107,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The number of the replica that is to compute it; None for the one where it costs the least."""
     media: PromptMedia | None = None
     """The images and videos of the prompt; None if it has none."""
+    clip: Clip | None = None
+    """What an encoder-decoder's decoder attends to; None in other models."""
     keeps_blocks: bool = False
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 

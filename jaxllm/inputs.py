@@ -7,15 +7,16 @@ from typing import Any, NotRequired, TypedDict
 
 
 class _MediaFields(TypedDict):
-    """The fields of a prompt's images and videos, for models that take them."""
+    """The fields of a prompt's images, videos and sounds, for models that take them."""
 
     multi_modal_data: NotRequired[Mapping[str, Any]]
-    """By "image" or "video" one item or a list of them: images as PIL images, arrays [height, width, channels] or the
-    bytes of files, videos as arrays [frames, height, width, channels], pairs of one and its metadata, lists of PIL
-    images, or the bytes of files.
+    """By "image", "video" or "audio" one item or a list of them: images as PIL images, arrays [height, width, channels]
+    or the bytes of files, videos as arrays [frames, height, width, channels], pairs of one and its metadata, lists of
+    PIL images, or the bytes of files, sounds as arrays of floats [n], pairs of one, or of [channels, n], and its
+    samples a second, or the bytes of files.
     """
     multi_modal_uuids: NotRequired[Mapping[str, str | list[str | None]]]
-    """By "image" or "video" a name for each item, or None. It takes the place of a hash of the item's content."""
+    """By "image", "video" or "audio" a name for each item, or None. It takes the place of a hash of the content."""
     mm_processor_kwargs: NotRequired[dict[str, Any]]
     """Options of the model's image processor for this prompt."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from .state_specs import StateSpec
-from .towers.settings import TowerSettings
+from .towers.settings import ClipSettings, TowerSettings
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
 HEAD_ACTS = (*HIDDEN_ACTS, "tanh")
@@ -243,6 +243,8 @@ class LayerSpec:
     hidden_act: str = "silu"
     causal: bool = True
     """A token does not attend to later tokens."""
+    is_cross: bool = False
+    """Tokens attend to all frames that an encoder makes of the request's clip, and not to each other."""
     sees_both_sides: bool = False
     """The tokens of an image attend to all of that image, even if attention is causal."""
     window: int | None = None
@@ -268,6 +270,8 @@ class LayerSpec:
     norms_attention: bool = True
     """The input of attention is normed, if inputs are; the frame may have normed that of the first layer."""
     qkv_bias: bool = False
+    k_bias: bool = True
+    """With `qkv_bias`, keys have a bias too."""
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
@@ -391,10 +395,16 @@ class ModelConfig:
     """The settings of a draft head; None for a complete model."""
     media_token_id: int = 0
     """The token whose per-layer inputs the tokens of images take."""
+    layer_parts: int = 1
+    """The number of consecutive layers that are one of the checkpoint's: 2 in a decoder with cross-attention, whose
+    layers have self-attention, and cross-attention with an MLP."""
     vision: ModelConfig | None = None
-    """The vision tower of a wrapper, if its config.json describes one; else None."""
+    """The vision tower of a wrapper, if its config.json describes one, or the encoder of an encoder-decoder; else None.
+    """
     tower: TowerSettings | None = None
     """The further settings of a vision tower, in its own config; None for other models."""
+    clips: ClipSettings | None = None
+    """The further settings of an encoder of sound, in its own config; None for other models."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for layers and tables that do not fit together."""

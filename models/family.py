@@ -51,6 +51,8 @@ class Family:
     vision: Family | None = None
     """The vision tower of a wrapper. Its `config_from_hf` takes the wrapper's config.json, with the text model's width
     and epsilon of norms in `text_config`, and its prefixes are of tower and projector."""
+    encoder: Family | None = None
+    """The encoder of an encoder-decoder. Its `config_from_hf` takes the same config.json."""
     leaves_out: tuple[str, ...] = ()
     """Glob patterns of tensors in its checkpoints that it does not use; `{after}` is the number after the last layer's.
     Tensors that no family uses need not be listed."""
@@ -72,6 +74,8 @@ class Family:
             config = self.config_from_hf(hf)
             if sees and self.vision is not None and hf.get(VISION) and self.vision.is_stored(tensor_names):
                 config = config.with_vision(self.vision.read_vision(hf, config))
+            if self.encoder is not None:
+                config = config.with_vision(self.encoder.config_from_hf(hf))
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from error
         return self._with_stored_head(config, tensor_names)

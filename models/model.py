@@ -24,6 +24,7 @@ from .params import array_specs
 from .rope import query_scale, rope_table
 from .specs import ModelSpecs
 from .towers.tower import Tower
+from .towers.whisper import ClipEncoder
 from .weights import Ops, bind
 
 _Params = Mapping[str, Any]
@@ -44,7 +45,7 @@ class _Forward(NamedTuple):
 class Model:
     """The functions of one model; it holds no arrays. `features` are those that a draft head reads.
 
-    `tower` encodes images and videos, in a model that sees.
+    `tower` encodes images and videos, in a model that sees, and `encoder` the clips of an encoder-decoder.
     """
 
     def __init__(
@@ -55,16 +56,17 @@ class Model:
         adapter_shape: AdapterShape | None = None,
         features: FeatureSpec | None = None,
         tower: Tower | None = None,
+        encoder: ClipEncoder | None = None,
     ) -> None:
         self.specs, self.config, self.dtype, self.plan = specs, specs.config, specs.dtype, specs.plan
         self.ops = ops or Ops(Linear("cpu" if specs.loop is LayerLoop.IN_PLACE else "xla"))
-        self.adapter_shape, self.features, self.tower = adapter_shape, features, tower
+        self.adapter_shape, self.features, self.tower, self.encoder = adapter_shape, features, tower, encoder
 
     @property
     def facts(self) -> tuple[Any, ...]:
         """Return all that the functions of the model depend on."""
-        tower = () if self.tower is None else self.tower.facts
-        return *self.specs.facts, self.ops, self.adapter_shape, self.features, *tower
+        towers = [fact for tower in (self.tower, self.encoder) if tower is not None for fact in tower.facts]
+        return *self.specs.facts, self.ops, self.adapter_shape, self.features, *towers
 
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
         """Return the specs of adapters by the path of the weight that they adapt, for the model's slots or `shape`."""
@@ -113,7 +115,7 @@ class Model:
             each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
         batches = [
-            batch if group.causal else with_row_ends(batch, group.window, tokens.positions_t)
+            batch if group.causal and not group.is_cross else with_row_ends(batch, group.window, tokens.positions_t)
             for group, batch in zip(plan.groups, batches, strict=True)
         ]
         if media is not None:
@@ -129,6 +131,53 @@ class Model:
         (x_td, cached), taps = run_layers(self.specs.loop, plan, layers, bodies, stream, tapped)
         hidden_td = frame.end(x_td)
         return _Forward(hidden_td, cached.pools, hidden_td if taps is None else jnp.concatenate(taps, axis=-1))
+
+    def write_frames(
+        self,
+        params: _Params,
+        kv_pools: tuple[Any, ...],
+        frames_fd: Array,
+        batch: AttentionBatch,
+        *,
+        attention: Sequence[Callable[..., tuple[Array, Any]]],
+    ) -> tuple[Any, ...]:
+        """Return the pools with the keys and values that cross-attention reads of an encoder's frames.
+
+        `batch` has the frames as one sequence's chunk, at the slots that they take; `attention` is as in `forward`.
+        """
+        plan, num_frames = self.plan, jnp.max(batch.query_ends_s)
+        rows = sort_rows(jnp.zeros(len(frames_fd), jnp.int32))
+
+        def body(kind: int) -> LayerBody:
+            spec = plan.kinds[kind]
+
+            def project(weights: _Params, x_fd: Array) -> tuple[Array, Array] | None:
+                if not spec.is_cross:
+                    return None
+                bound = bind(dict(weights), num_frames, self.ops, rows)
+                return nnx.merge(self.specs.kinds[kind].definition, bound).keys_values(x_fd)
+
+            def attend(keys_values: Any, cached: Cached, index: Array | int) -> tuple[None, Cached]:
+                if keys_values is None:
+                    return None, cached
+                group, places = plan.cache_layers(kind)
+                pools, num_layers = cached.pools, plan.depth(list(plan.groups)[group])
+                # A window of one token: nothing reads the result, and the op writes what it attends to.
+                where: Any = {"layer": pick(places, index), "num_layers": num_layers, "window": 1, "scale": spec.scale}
+                q_fnh = jnp.zeros((len(frames_fd), spec.num_heads, spec.head_dim), self.dtype)
+                _, pool = attention[group](q_fnh, *keys_values, pools[group], batch, **where)
+                return None, Cached((*pools[:group], pool, *pools[group + 1 :]), cached.lent)
+
+            def finish(weights: _Params, x_fd: Array, attended: None, index: Array | int) -> Array:
+                del weights, attended, index
+                return x_fd
+
+            return LayerBody(project, attend, finish)
+
+        layers = adapted_layers(params, self.adapter_shape)
+        bodies = [body(kind) for kind in range(len(plan.kinds))]
+        (_, cached), _ = run_layers(self.specs.loop, plan, layers, bodies, (frames_fd, Cached(kv_pools, {})))
+        return cached.pools
 
     @jax.named_scope("features")
     def read_features(self, params: _Params, features_tf: Array, num_rows: Array | int) -> Array:
@@ -158,7 +207,12 @@ class Model:
                 layer_of = {"spec": spec, "cfg": self.config, **where}
                 out, pool = step.attention[group](heads, pools[group], step.batches[group], **layer_of)
                 return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
-            # The cache has borrowed keys and values already; writing them again changes nothing.
+            # The cache has borrowed keys and values already, and those of an encoder's frames, whose last ones stand in
+            # for the step's tokens; writing them again changes nothing.
+            if spec.is_cross:
+                slots_t = step.batches[group].slots_t
+                held = step.attention[group].read(pools[group], slots_t, **where)
+                heads = heads._replace(k_tkh=held[0], v_tkh=held[1])
             keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
             arrays, settings = attention_inputs(heads, keys_values, spec, step)
             attended_tnh, pool = step.attention[group](

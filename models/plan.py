@@ -45,6 +45,8 @@ class CacheGroup(NamedTuple):
     sees_both_sides: bool = False
     state: StateSpec | None = None
     """The recurrent state of layers without keys and values; None for layers that attend."""
+    is_cross: bool = False
+    """The keys and values are those of an encoder's frames."""
 
 
 @dataclass(frozen=True)
@@ -82,19 +84,25 @@ class LayerPlan:
     def groups(self) -> dict[CacheGroup, tuple[int, ...]]:
         """Return the numbers of the layers in each cache group that compute keys and values or have a state.
 
-        Groups with recurrent state come last. Layers of an MLP alone are in none.
+        Those of cross-attention come after other groups that attend, and those with recurrent state come last. Layers
+        of an MLP alone are in none.
         """
         groups: dict[CacheGroup, tuple[int, ...]] = {}
         for number, layer in enumerate(self.layers):
             if layer.has_mixer and not layer.borrows_kv:
                 group = group_of(layer)
                 groups[group] = (*groups.get(group, ()), number)
-        return dict(sorted(groups.items(), key=lambda item: item[0].state is not None))
+        return dict(sorted(groups.items(), key=lambda item: (item[0].state is not None, item[0].is_cross)))
 
     @cached_property
     def attention_groups(self) -> tuple[CacheGroup, ...]:
-        """Return the groups of layers that attend."""
-        return tuple(group for group in self.groups if group.state is None)
+        """Return the groups of layers that attend to tokens."""
+        return tuple(group for group in self.groups if group.state is None and not group.is_cross)
+
+    @cached_property
+    def cross_groups(self) -> tuple[CacheGroup, ...]:
+        """Return the groups of layers that attend to an encoder's frames, which come after those."""
+        return tuple(group for group in self.groups if group.is_cross)
 
     @cached_property
     def state_groups(self) -> tuple[CacheGroup, ...]:
@@ -146,6 +154,7 @@ def group_of(layer: LayerSpec) -> CacheGroup:
         layer.causal,
         None if layer.latent is None else layer.latent.rank,
         layer.sees_both_sides,
+        is_cross=layer.is_cross,
     )
 
 

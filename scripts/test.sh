@@ -19,7 +19,7 @@ part() { # NAME COMMAND...: run one part, show and keep its time; the script goe
 
 fetch_models() { # a missing model is for the tests to judge: some fail, some skip
   local name
-  for name in smollm2 gemma minilm; do .venv/bin/python scripts/fetch_models.py "$name" || true; done
+  for name in smollm2 gemma minilm whisper; do .venv/bin/python scripts/fetch_models.py "$name" || true; done
 }
 
 # libtpu lies beside the environment, not in it: there, JAX would look for a TPU at every start.

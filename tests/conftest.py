@@ -81,6 +81,16 @@ def minilm_path() -> str:
     return str(MODEL_DIR / model.name)
 
 
+@pytest.fixture(scope="session")
+def whisper_path() -> str:
+    """Return the folder of Whisper base. Tests that need it skip without it, but fail in CI."""
+    model = MODELS["whisper"]
+    if not is_present(model, MODEL_DIR):
+        absent = pytest.fail if os.environ.get("CI") == "true" else pytest.skip
+        absent(f"{model.name} is not in {MODEL_DIR}; run scripts/fetch_models.py whisper")
+    return str(MODEL_DIR / model.name)
+
+
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     """Fail the test after which torch is loaded: jaxllm never needs it at run time."""
     assert "torch" not in sys.modules, f"torch was imported during {item.nodeid}"

@@ -17,6 +17,8 @@ from jaxllm.models.plan import LayerPlan
 
 EMBEDDING, LOOKED_UP = "embed.table", ("positions", "types", "layer_embed.table")
 """The table that may serve as the head, and the tables from which a step only reads its tokens' rows."""
+_OF_FRAMES = (".cross.k", ".cross.v", ".cross.k_bias", ".cross.v_bias")
+"""The ends of the paths of weights that only an encoder's frames are multiplied by."""
 _POOLING_HEAD = "head."
 """The prefixes of the paths of a head that makes outputs of hidden states."""
 
@@ -31,17 +33,23 @@ class LayerWork(NamedTuple):
     """Operations of one query token and one key, on all devices together."""
     attention_chunk: int | None = None
     causal: bool = True
+    num_frames: int | None = None
+    """The frames that every token attends to, in cross-attention; None where tokens attend to tokens."""
     state_bytes: float = 0
     """Bytes of one sequence's recurrent state, on one device: a step reads and writes them."""
 
     def num_keys(self, length: int) -> int:
         """Return the number of keys that the last of `length` tokens reads."""
+        if self.num_frames is not None:
+            return self.num_frames
         if self.attention_chunk is not None:
             return (length - 1) % self.attention_chunk + 1
         return min(length, self.window or length)
 
     def num_pairs(self, length: int) -> int:
         """Return the (query, key) pairs of a prompt."""
+        if self.num_frames is not None:
+            return length * self.num_frames
         behind = self._num_behind(length)
         return behind if self.causal else 2 * behind - length
 
@@ -147,7 +155,8 @@ def count_work(
     """
     pooling_head = {path: spec for path, spec in specs.items() if path.startswith(_POOLING_HEAD)}
     is_head = generates and model.tie_word_embeddings
-    unread = (*LOOKED_UP, *(() if is_head else (EMBEDDING,)), *(pooling_head if generates else ()))
+    of_frames = [path for path in specs if path.endswith(_OF_FRAMES)]
+    unread = (*LOOKED_UP, *of_frames, *(() if is_head else (EMBEDDING,)), *(pooling_head if generates else ()))
     experts = {path: _experts_of(path, spec, model) for path, spec in specs.items() if spec.num_experts is not None}
     read = {path: spec for path, spec in specs.items() if path not in (*unread, *experts)}
     head = math.prod(specs[EMBEDDING].shape) if generates else _num_weights(pooling_head)
@@ -165,7 +174,7 @@ def count_work(
         param_bytes=param_bytes(mesh, read),
         token_flops=2 * (weights - head + chosen),
         head_flops=2 * head,
-        layers=tuple(_layer_work(layer, mesh.size, kv_itemsize, itemsize) for layer in model.layers),
+        layers=tuple(_layer_work(layer, model, mesh.size, kv_itemsize, itemsize) for layer in model.layers),
         max_num_batched_tokens=max_num_batched_tokens,
         experts=tuple(
             ExpertWork(moe.num_experts, moe.top_k, param_bytes(mesh, {path: specs[path]}))
@@ -174,7 +183,7 @@ def count_work(
     )
 
 
-def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int, itemsize: int) -> LayerWork:
+def _layer_work(layer: LayerSpec, model: ModelConfig, num_devices: int, kv_itemsize: int, itemsize: int) -> LayerWork:
     """Count the cost of a layer's attention, or of its recurrent state.
 
     Every device has all latents, which serve as keys and values.
@@ -185,12 +194,14 @@ def _layer_work(layer: LayerSpec, num_devices: int, kv_itemsize: int, itemsize: 
         return LayerWork(None, kv_bytes=0, pair_flops=0, state_bytes=layer.state.num_bytes(itemsize) / num_devices)
     value_dim = layer.head_dim if layer.latent is None else layer.latent.rank
     numbers = layer.head_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.head_dim
+    clips = model.vision.clips if layer.is_cross and model.vision else None
     return LayerWork(
         layer.window,
         kv_bytes=numbers * kv_itemsize,
         pair_flops=2 * layer.num_heads * (layer.head_dim + value_dim),
         attention_chunk=layer.attention_chunk,
         causal=layer.causal,
+        num_frames=None if clips is None else clips.num_frames,
     )
 
 

@@ -16,10 +16,21 @@ from jaxllm.check.bounds import count_work
 from jaxllm.check.fitting import Fit, find_changes, fit, out_of_memory
 from jaxllm.check.hlo import count_collectives
 from jaxllm.check.media import encoder_programs, report_media
-from jaxllm.check.report import Bound, Change, Concurrency, Figures, GroupReport, MemoryReport, Program, Report
+from jaxllm.check.report import (
+    ENCODE_CLIP,
+    Bound,
+    Change,
+    Concurrency,
+    Figures,
+    GroupReport,
+    MemoryReport,
+    Program,
+    Report,
+)
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.compiler import StepCompiler, describe
-from jaxllm.execution.encoder import EncoderShape
+from jaxllm.execution.encoders.clips import ClipShape
+from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
@@ -46,7 +57,7 @@ _TEXT_LENGTHS = (32, 128, 512, 2048, 8192)
 """The lengths of texts for which the report has the number that pool in one step, besides the longest text."""
 
 
-type ProgramShape = StepShape | PoolShape | EncoderShape
+type ProgramShape = StepShape | PoolShape | EncoderShape | ClipShape
 
 
 def examine(args: EngineArgs, topology: str) -> Report:
@@ -131,6 +142,8 @@ def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, ProgramShape]]:
     compiler = StepCompiler(sized.size.steps, sized.model, config.mesh)
     for name, shape in (_shapes(compiler) | encoder_programs(sized, compiler)).items():
         yield compiler, name, shape
+    for shape in compiler.clip_shapes:
+        yield compiler, ENCODE_CLIP, shape
     if config.draft is not None and sized.draft is not None:
         compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
         yield compiler, "guess", _shapes(compiler)["decode"]
@@ -156,11 +169,15 @@ def _compile_step(compiler: StepCompiler, name: str, shape: ProgramShape, num_bl
     started = time.monotonic()
     compiled = compiler.compile(shape, num_blocks)
     seconds, memory = time.monotonic() - started, compiled.memory_analysis()
-    is_encoder = isinstance(shape, EncoderShape)
+    match shape:
+        case EncoderShape(num_tokens) | ClipShape(num_tokens):
+            num_seqs = 0
+        case _:
+            num_tokens, num_seqs = shape.batch.bucket
     return Program(
         name=name,
-        num_tokens=shape.num_slots if is_encoder else shape.batch.bucket.num_tokens,
-        num_seqs=0 if is_encoder else shape.batch.bucket.num_seqs,
+        num_tokens=num_tokens,
+        num_seqs=num_seqs,
         scratch_bytes=memory.temp_size_in_bytes if memory else 0,
         code_bytes=memory.generated_code_size_in_bytes if memory else 0,
         compile_seconds=round(seconds, 1),
@@ -182,6 +199,8 @@ def _concurrency(sized: Fit) -> Iterator[Concurrency]:
             rows = -(-length // steps.row_alignment) * steps.row_alignment
             most.append(max(1, config.max_num_batched_tokens // rows))  # a longer one takes several steps
         held = [(group.num_blocks - 1) // group.most_blocks(length, new, config.block_size) for group in groups]
+        if layout.cross_groups:
+            held.append((layout.num_cross_blocks(sized.num_blocks) - 1) // layout.clip_blocks)
         yield Concurrency(length=length, requests=min(*most, *held))
 
 
@@ -229,6 +248,17 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
                 causal=group.causal,
             )
             for group, size in zip(layout.groups, sizes, strict=False)
+        ]
+        + [
+            GroupReport(
+                num_layers=group.num_layers,
+                window=None,
+                attention_chunk=None,
+                num_blocks=layout.num_cross_blocks(sized.num_blocks) if sized.num_blocks else 0,
+                block=group.block_bytes,
+                num_frames=layout.num_frames,
+            )
+            for group in layout.cross_groups
         ],
         state_slots=layout.num_slots,
         state_slot=sum(group.slot_bytes for group in layout.states),
@@ -275,7 +305,7 @@ def _notes(config: EngineConfig, hardware: Hardware, changes: list[Change]) -> I
     if (num_hosts := hardware.num_hosts(most := max(named))) > 1:
         yield f"{most} devices of {hardware.name} are on {num_hosts} hosts: run it on each, with --nnodes {num_hosts}."
     architecture = detect_architecture(list(config.mesh.devices.flat))
-    for attention in [group.attention for group in config.kv_groups]:
+    for attention in [group.attention for group in (*config.kv_groups, *config.cross_groups)]:
         reason = attention.missing_kernels(config.platform, architecture)
         if attention.implementation == "xla" and reason is not None:
             yield f"attention runs in plain XLA, not in the {config.platform}'s own kernels: {reason}."

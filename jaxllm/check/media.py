@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxllm.check.report import MediaReport, PictureRows
-from jaxllm.execution.encoder import EncoderShape
+from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.media.items import MediaSettings
 from jaxllm.media.processors import ImageProcessor

@@ -17,6 +17,10 @@ class Figures:
     flops_per_second: float
 
 
+ENCODE_CLIP = "encode a clip"
+"""The name of the program of an encoder-decoder's encoder."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupReport:
     """The KV cache of a cache group on each device: layers with one shape of keys and values, and one window."""
@@ -31,6 +35,8 @@ class GroupReport:
     """The bytes of a block, over all these layers."""
     causal: bool = True
     """False if keys and values are only read in the step that writes them."""
+    num_frames: int | None = None
+    """The frames of a clip whose keys and values these are; None for those of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxllm.check.report import Bound, Change, GroupReport, MediaReport, Program, Report
+from jaxllm.check.report import ENCODE_CLIP, Bound, Change, GroupReport, MediaReport, Program, Report
 
 _GIB = 2**30
 
@@ -84,6 +84,8 @@ def _blocks(group: GroupReport, block_size: int) -> str:
     reach = "" if group.window is None else f", window {group.window:,}"
     if group.attention_chunk is not None:
         reach = f", within chunks of {group.attention_chunk:,}"
+    if group.num_frames is not None:
+        reach = f", for clips of {group.num_frames:,} frames"
     if not group.causal:
         reach = ", which last for a step"
     return f"{group.num_blocks:,} KV blocks of {block_size} tokens{reach}, {group.block:,} bytes each"
@@ -113,7 +115,8 @@ def _collectives(programs: Sequence[Program]) -> Iterator[str]:
     for program in programs:
         sizes = (f"{program.scratch_bytes / 2**20:.1f} MiB", f"{program.code_bytes / 2**20:.1f} MiB")
         size = f"{program.num_tokens:,} tokens of up to {program.num_seqs} requests"
-        name = f"{program.name}: {size if program.num_seqs else f'{program.num_tokens:,} patches'}"
+        encoded = f"{program.num_tokens:,} {'frames' if program.name == ENCODE_CLIP else 'patches'}"
+        name = f"{program.name}: {size if program.num_seqs else encoded}"
         rows.append((name, "", "", *sizes, f"{program.compile_seconds:.0f} s"))
         for collective in program.collectives:
             where = " (each pass of a loop over rows)" if collective.repeated else ""

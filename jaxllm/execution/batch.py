@@ -12,6 +12,7 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.kept_rows import RowSettings, to_int32
 from jaxllm.execution.packing import (
     BufferPool,
+    CrossShape,
     PackedInputs,
     Placement,
     Sequences,
@@ -73,6 +74,12 @@ def build(
         placement.context_lens_s[: len(ends)] = own_ends
         placement.slots_t[rows] = placement.block_tables_sm[seqs, own_places] * block_size + offsets
         _fill_tiles(placement, inputs.sequences, lengths, query_tile)
+    for placement in inputs.cross:
+        assert shape.cross is not None
+        placement.block_tables_sm[: len(ends)] = settings.tables[-1][settings.slots_s]
+        _fill_cross(placement, shape.cross, rows, seqs, positions - ends[seqs], block_size)
+        placement.context_lens_s[: len(ends)] = shape.cross.num_frames
+        _fill_tiles(placement, inputs.sequences, lengths, shape.cross.query_tile)
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
     fill_rows(inputs, plan, settings, ends)
@@ -185,6 +192,14 @@ def _fill_media(
         first += len(chunk.token_ids)
     tokens.media_rows_t[rows], tokens.media_ends_t[rows] = media_rows, ends
     tokens.rope_positions_t3[rows] = rope_positions
+
+
+def _fill_cross(
+    placement: Placement, cross: CrossShape, rows: np.ndarray, seqs: np.ndarray, from_ends: np.ndarray, block_size: int
+) -> None:
+    """Let each token stand for a frame: the last token of a chunk for the last one. `from_ends` are below 0."""
+    places, offsets = np.divmod(cross.num_frames + from_ends, block_size)
+    placement.slots_t[rows] = placement.block_tables_sm[seqs, places] * block_size + offsets
 
 
 def _fill_blocks(placement: Placement, block_ids: Sequence[array[int]]) -> None:

@@ -1,7 +1,8 @@
 """The caches of a model: keys and values, latents and recurrent states, with the ops that read and write them.
 
-Each cache group has one array, or a few. Layers that attend come first, as in `LayerPlan.groups`, then layers with
-recurrent state. If there is a draft head, the pool of the features that it reads is the last.
+Each cache group has one array, or a few. Layers that attend to tokens come first, as in `LayerPlan.groups`, then those
+that attend to an encoder's frames, then layers with recurrent state. If there is a draft head, the pool of the features
+that it reads is the last.
 """
 
 from __future__ import annotations
@@ -31,17 +32,27 @@ class Caches:
 
     def __init__(self, layout: KVLayout, mesh: Mesh) -> None:
         self._layout, self._mesh = layout, mesh
-        self._attention = [group.attention for group in layout.groups]
+        self._attention = [group.attention for group in (*layout.groups, *layout.cross_groups)]
         self._states = [group.ops for group in layout.states]
-        self._depths = [group.num_layers for group in (*layout.groups, *layout.states)]
+        self._depths = [group.num_layers for group in (*layout.groups, *layout.cross_groups, *layout.states)]
+
+    @property
+    def block_size(self) -> int:
+        """Return the number of tokens of a block."""
+        return self._layout.block_size
 
     @property
     def _ops(self) -> list[Any]:
         return [*self._attention, *self._states]
 
+    @property
+    def attention(self) -> list[Any]:
+        """Return the attention op of each group of layers that attend, for all devices."""
+        return [shard(op, self._mesh) for op in self._attention]
+
     def arguments(self, inputs: PackedInputs, *, decodes_only: bool) -> dict[str, Any]:
         """Return what `Model.forward` takes in a step besides weights, pools and tokens."""
-        attend = [shard(op, self._mesh) for op in self._attention]
+        attend = self.attention
         recur = [ShardedRecurrence(ops, self._mesh) for ops in self._states]
         batches = [
             *inputs.batches(decodes_only=decodes_only),
@@ -74,10 +85,12 @@ class Caches:
         return tuple(jax.tree.map(whole, pool, cuts) for pool, cuts in zip(local, self._cuts(local), strict=True))
 
     def _local_specs(self, num_blocks: int) -> Pools:
-        sizes = [*self._layout.num_blocks(num_blocks), *[self._layout.num_slots] * len(self._states)]
+        layout = self._layout
+        of_clips = [layout.num_cross_blocks(num_blocks)] * len(layout.cross_groups)
+        sizes = [*layout.num_blocks(num_blocks), *of_clips, *[layout.num_slots] * len(self._states)]
         groups = zip(self._ops, self._depths, sizes, strict=True)
         of_layers = tuple(op.pool_spec(depth, size) for op, depth, size in groups)
-        features = self._layout.features
+        features = layout.features
         return of_layers if features is None else (*of_layers, features.pool_spec(num_blocks))
 
     def _cuts(self, pools: Pools) -> Pools:
@@ -111,8 +124,8 @@ class Caches:
             op.settle_pool(pool, depth)
 
     def copy(self, pools: Pools, pairs: Sequence[tuple[Array, Array]]) -> Pools:
-        """Copy blocks of each group of keys and values, from the first of a pair to the second; traced."""
-        num_groups, features = len(self._attention), self._layout.features
+        """Copy blocks of each group of tokens' keys and values, from the first of a pair to the second; traced."""
+        num_groups, features = len(self._layout.groups), self._layout.features
         groups = zip(pools[:num_groups], pairs, self._depths, strict=False)
         copied = (*(copy_blocks(pool, *pair, num_layers=depth) for pool, pair, depth in groups), *pools[num_groups:])
         return copied if features is None else (*copied[:-1], features.copy(copied[-1], *pairs[features.group]))

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,10 +20,16 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
-from jaxllm.execution.encoder import WRITTEN_ROWS, EncoderShape, batch_spec, encoder_shapes, run_encoder, write_rows
+from jaxllm.execution.encoders.clips import ClipShape, run_clip_encoder
+from jaxllm.execution.encoders.patches import (
+    WRITTEN_ROWS,
+    EncoderShape,
+    batch_spec,
+    encoder_shapes,
+    run_encoder,
+    write_rows,
+)
 from jaxllm.execution.head_step import run_head_step
-from jaxllm.execution.host_processors import HostProcessors
-from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
 from jaxllm.execution.mesh import param_format, replicated
 from jaxllm.execution.options import (
     compiler_options,
@@ -34,16 +39,25 @@ from jaxllm.execution.options import (
     tracing,
     widens_rounded_weights,
 )
-from jaxllm.execution.packing import BatchShape, Bucket, buffer_sizes, make_buckets, pick_bucket, rare_specs
+from jaxllm.execution.packing import (
+    BatchShape,
+    Bucket,
+    CrossShape,
+    buffer_sizes,
+    make_buckets,
+    pick_bucket,
+    rare_specs,
+)
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
 from jaxllm.sampling.inputs import RareRules, Sampling
 from jaxllm.sampling.logprobs import fill_logprobs
-from jaxllm.sampling.processors import LogitsProcessor, extra_args
+from jaxllm.sampling.processors import extra_args
 from jaxllm.sampling.token_counts import set_row
 from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
@@ -60,71 +74,6 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepConfig:
-    """The part of the engine's configuration that fixes the shapes of steps."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    groups: tuple[KVGroup, ...]
-    """The cache groups of one device."""
-    states: tuple[StateGroup, ...] = ()
-    """The groups of layers with recurrent state, which come after the cache groups."""
-    draft_groups: tuple[KVGroup, ...] = ()
-    """The cache groups of the draft model, which take blocks of their own."""
-    features: FeatureGroup | None = None
-    """The features that are kept for a draft head; None if there is none."""
-    reads: FeatureGroup | None = None
-    """The features that a draft head's steps read; None for other models."""
-    max_logprobs: int
-    """The most log-probabilities that a row can ask for, no more than the vocabulary has tokens."""
-    platform: str
-    sizes: tuple[int, ...] | None = None
-    """The tokens of the buckets besides the largest; None: from the smallest on, doubled each time."""
-    logprobs_mode: str = "raw_logprobs"
-    processors: tuple[LogitsProcessor, ...] = ()
-    """The functions that the step calls, on the device or on the host."""
-    host_processors: HostProcessors | None = None
-    """The host's side of the processors that are classes, which the step's calls reach."""
-    batch_invariant: bool = False
-    max_drafts: int = 0
-    """The most drafts that a chunk can have."""
-    num_media_rows: int = 0
-    """The rows of the feature cache of images and videos; 0 for a model that sees none."""
-    num_video_frames: int = 0
-    """The most frames of a video; 0 where there are no videos."""
-    takes_embeds: bool = False
-    """True if items may come encoded."""
-    generates: bool = True
-    """True if requests may generate."""
-    pools_sequences: bool = False
-    pools_tokens: bool = False
-    """True if requests may ask for an output of each sequence, or of each token."""
-
-    @property
-    def block_size(self) -> int:
-        return self.groups[0].attention.shape.block_size
-
-    @property
-    def row_alignment(self) -> int:
-        """Chunks of two tokens or more must start at a multiple of this row."""
-        return max(group.attention.row_alignment for group in self.groups)
-
-    @property
-    def kv_layout(self) -> KVLayout:
-        """Return the form of the KV cache, which decides the number of blocks of each group."""
-        return KVLayout(
-            groups=self.groups,
-            states=self.states,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.max_model_len,
-            draft_groups=self.draft_groups,
-            features=self.features,
-        )
 
 
 class Upkeep(enum.Enum):
@@ -154,7 +103,7 @@ class Upkeep(enum.Enum):
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
 
 
-type ProgramKey = StepShape | PoolShape | EncoderShape | Upkeep
+type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -188,7 +137,9 @@ class StepCompiler:
             self.buckets = (Bucket(1, 1), *self.buckets)
         # Made once: every step needs one.
         self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
-        self._has_decode_programs = all(group.attention.takes_decodes_alone for group in config.groups)
+        self._has_decode_programs = all(
+            group.attention.takes_decodes_alone for group in (*config.groups, *config.cross_groups)
+        )
         self._tracing = threading.Lock()
 
     @property
@@ -215,11 +166,12 @@ class StepCompiler:
         others = [*self.encoder_shapes, *self._pool_shapes(by_token=False), *upkeep]
         plain, truncated, full = map(self._shapes, Sampling)
         pooled = self._pool_shapes(by_token=True)
+        clips = self.clip_shapes  # which every request of an encoder-decoder begins with
         if self.config.platform == "cpu":
-            return [*plain, *others, *truncated, *full, *pooled]
+            return [*clips, *plain, *others, *truncated, *full, *pooled]
         # Each compiles for seconds, and ordinary chat truncates: the largest of all kinds come first, which stand in.
         steps = [shape for pair in zip(plain, truncated, strict=True) for shape in pair]
-        return [*steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
+        return [*clips, *steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
 
     @cached_property
     def encoder_shapes(self) -> list[EncoderShape]:
@@ -228,6 +180,11 @@ class StepCompiler:
             return []
         settings, config = self.model.tower.settings, self.config
         return encoder_shapes(settings, config.num_media_rows, config.num_video_frames)
+
+    @property
+    def clip_shapes(self) -> list[ClipShape]:
+        """Return the program that encodes clips, in an encoder-decoder; none in other models."""
+        return [ClipShape(self.config.num_frames)] if self.model.encoder else []
 
     def draft_programs(self) -> list[ProgramKey]:
         """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
@@ -368,6 +325,8 @@ class StepCompiler:
             return self._media_signature(key)
         if isinstance(key, Upkeep):
             return self._adapters_signature(key)
+        if isinstance(key, ClipShape):
+            return _Signature(*self._clip_program(pools), pool_shardings)
         num_ints, num_floats = buffer_sizes(key.batch)
         buffers = self._replicated((num_ints,), jnp.int32), self._replicated((num_floats,), jnp.float32)
         if isinstance(key, PoolShape):
@@ -401,6 +360,16 @@ class StepCompiler:
             return _Signature(encode, (1,), (self.vision_spec, media, batch, slots), everywhere)
         rows = self._replicated((WRITTEN_ROWS, media.shape[1]), jnp.float32)
         return _Signature(write_rows, (0,), (media, rows, self._replicated(rows.shape[:1], jnp.int32)), everywhere)
+
+    def _clip_program(self, pools: Pools) -> tuple[Callable[..., Pools], tuple[int, ...], tuple[Any, ...]]:
+        """Return the function that encodes a clip into the pools, the argument that it is given up, and all of them."""
+        model, config = self.model, self.config
+        assert model.encoder is not None
+        mels = self._replicated((model.encoder.settings.num_mels, 2 * config.num_frames), jnp.float32)
+        block_ids = self._replicated((config.kv_layout.clip_blocks,), jnp.int32)
+        tile = config.cross_groups[0].attention.tiles.query
+        run = partial(run_clip_encoder, model=model, caches=self.caches, mesh=self.mesh, query_tile=tile)
+        return run, (2,), (self.vision_spec, self.params_spec, pools, mels, block_ids)
 
     def _adapters_signature(self, key: Upkeep) -> _Signature:
         adapters = self.adapters_spec()
@@ -460,9 +429,10 @@ class StepCompiler:
         model.ops.grouped_matmul.prepare(grouped_shapes(model.specs), folder)
         model.ops.by_head.prepare(head_shapes(model.specs), folder)
         model.ops.linear.prepare(linear_shapes(model.specs), folder)
-        if model.tower is not None:
-            model.tower.ops.linear.prepare(linear_shapes(model.tower.specs), folder)
-            model.tower.attention.prepare(segment_shapes(model.tower.specs), folder)
+        for tower in (model.tower, model.encoder):
+            if tower is not None:
+                tower.ops.linear.prepare(linear_shapes(tower.specs), folder)
+                tower.attention.prepare(segment_shapes(tower.specs), folder)
         if model.adapter_shape is not None:
             model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
@@ -494,9 +464,11 @@ class StepCompiler:
         number of blocks, so it is compiled with 2.
         """
         memory, *encoder = [self._memory(key) for key in (self.largest_step, *self.encoder_shapes[-1:])]
+        clips = [self._memory(key) for key in self.clip_shapes]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         # The patches of an image come while the step before still runs.
         arguments += sum(each.argument_size_in_bytes - self._held_by_encoder() for each in encoder)
+        encoder += clips  # whose spectrograms are small
         scratch = max(each.temp_size_in_bytes + each.generated_code_size_in_bytes for each in (memory, *encoder))
         # With another number of blocks the compiler may order operations differently: its scratch stays within 1 %.
         return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -515,6 +487,10 @@ class StepCompiler:
     def _batch_shape(self, bucket: Bucket) -> BatchShape:
         max_blocks = -(-self.config.max_model_len // self.config.block_size)
         tiles = tuple(group.attention.tiles.query for group in self.config.groups)
+        cross = [
+            CrossShape(self.config.num_frames, self.config.kv_layout.clip_blocks, group.attention.tiles.query)
+            for group in self.config.cross_groups[:1]
+        ]
         arguments = tuple(extra_args(self.config.processors).items())
         attention_chunks = tuple(group.attention_chunk for group in self.config.groups)
         return BatchShape(
@@ -527,6 +503,7 @@ class StepCompiler:
             has_states=bool(self.config.states),
             max_drafts=self.config.max_drafts,
             has_media=self.model.tower is not None,
+            cross=cross[0] if cross else None,
         )
 
     @cached_property
@@ -566,6 +543,8 @@ def describe(key: ProgramKey) -> str:
         return key.value
     if isinstance(key, EncoderShape):
         return f"{key.num_slots} patches"
+    if isinstance(key, ClipShape):
+        return f"{key.num_frames} frames"
     bucket = key.batch.bucket
     if isinstance(key, PoolShape):
         return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"

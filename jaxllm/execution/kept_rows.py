@@ -37,8 +37,8 @@ class RowSettings(NamedTuple):
     """The settings of a step's chunks, one row for each."""
 
     tables: tuple[np.ndarray, ...]
-    """For each cache group, the blocks of each slot; null blocks behind them. They change when the next step's settings
-    are taken."""
+    """For each cache group, the blocks of each slot; null blocks behind them. In a model with clips the last table has
+    their blocks. Tables change when the next step's settings are taken."""
     slots_s: np.ndarray
     """The slot of each chunk's request in the tables."""
     samples_s: np.ndarray
@@ -68,10 +68,10 @@ class RowSettings(NamedTuple):
 class KeptRows:
     """Settings and blocks of the requests that recently had rows, each in a slot."""
 
-    def __init__(self, num_rows: int, num_groups: int, max_blocks: int) -> None:
+    def __init__(self, num_rows: int, num_groups: int, max_blocks: int, clip_blocks: int = 0) -> None:
         """Keep twice as many as a step has rows, so that requests that sit out a step need not be written again.
 
-        A request has at most `max_blocks` blocks in each cache group.
+        A request has at most `max_blocks` blocks in each cache group, and its clip has `clip_blocks`.
         """
         num_slots = 2 * num_rows
         self._slots: dict[Owner, int] = {}
@@ -81,6 +81,7 @@ class KeptRows:
         self._blocks: list[tuple[array[int], ...]] = [()] * num_slots
         """The blocks that each slot has in the tables."""
         self._tables = tuple(np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups))
+        self._clip_tables = tuple(np.zeros((num_slots, count), np.int32) for count in [clip_blocks] if count)
 
     def take(self, plan: StepPlan) -> RowSettings:
         """Return the settings of a step's chunks, and bring the tables up to date for them."""
@@ -98,7 +99,7 @@ class KeptRows:
         ints, floats = self._ints[slots_s].T, self._floats[slots_s].T
         samples_s = np.ones(len(slots), bool)
         samples_s[len(decodes.starts) :] = [chunk.samples for chunk in others]
-        return RowSettings(self._tables, slots_s, samples_s, ints[:2].T, *ints[2:], *floats)
+        return RowSettings((*self._tables, *self._clip_tables), slots_s, samples_s, ints[:2].T, *ints[2:], *floats)
 
     def _add(self, owners: Sequence[Owner]) -> None:
         """Give each owner a slot; those of others are given up if there are not enough."""
@@ -123,6 +124,8 @@ class KeptRows:
             owner.count_row or 0,
             _wants(owner),
         )
+        for table in self._clip_tables:
+            table[slot] = owner.clip_blocks
         self._floats[slot] = (
             params.temperature,
             params.top_p,

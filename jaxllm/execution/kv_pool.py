@@ -85,6 +85,10 @@ class KVLayout:
     """The KV cache of one device: its groups, and the limits that decide the number of blocks of each."""
 
     groups: tuple[KVGroup, ...]
+    cross_groups: tuple[KVGroup, ...] = ()
+    """The groups of an encoder's frames, which share block tables of their own."""
+    num_frames: int = 0
+    """The frames of a clip; 0 without such groups."""
     states: tuple[StateGroup, ...] = ()
     """The groups of layers with recurrent state, which all have the same number of slots."""
     max_num_seqs: int
@@ -129,6 +133,21 @@ class KVLayout:
         """Return the bytes of all recurrent states."""
         return self.num_slots * sum(group.slot_bytes for group in self.states)
 
+    @property
+    def clip_blocks(self) -> int:
+        """Return the blocks of a clip's frames."""
+        return -(-self.num_frames // self.block_size)
+
+    def num_cross_blocks(self, most: int) -> int:
+        """Return the blocks of clips, the null block included, where the largest group has `most`.
+
+        There are as many clips as requests of `max_model_len` tokens that fit there, and some more for cached ones.
+        """
+        if not self.cross_groups:
+            return 0
+        num_requests = max(1, min(self.max_num_seqs, (most - 1) // -(-self.max_model_len // self.block_size)))
+        return 1 + self.clip_blocks * math.ceil((1 + SPARE_PART) * num_requests)
+
     def num_blocks(self, most: int) -> tuple[int, ...]:
         """Return the number of blocks of each group, null blocks included, if the largest has `most`.
 
@@ -153,6 +172,7 @@ class KVLayout:
     def bytes(self, most: int) -> int:
         """Return the bytes of all groups and of recurrent states, where the largest group has `most` blocks."""
         sizes, fixed = self.num_blocks(most), self.state_bytes + most * self.draft_block_bytes
+        fixed += self.num_cross_blocks(most) * sum(group.block_bytes for group in self.cross_groups)
         return fixed + sum(size * group.block_bytes for size, group in zip(sizes, self.groups, strict=True))
 
     def most_blocks(self, num_bytes: int) -> int:

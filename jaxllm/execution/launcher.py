@@ -18,7 +18,8 @@ from jax import Array
 
 from jaxllm.execution.caches import Pools
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
-from jaxllm.execution.encoder import EncoderShape, batch_spec
+from jaxllm.execution.encoders.clips import ClipShape
+from jaxllm.execution.encoders.patches import EncoderShape, batch_spec
 from jaxllm.execution.mesh import place_replicated
 from jaxllm.execution.options import running, tracing
 from jaxllm.execution.packing import rare_specs
@@ -54,12 +55,12 @@ class AdapterLaunch(msgspec.Struct, frozen=True, tag=True):
 
 
 class EncodeLaunch(msgspec.Struct, frozen=True, tag=True):
-    """The launch that writes rows of an image or a video into the feature cache."""
+    """The launch that writes rows of an image or a video into the feature cache, or a clip's keys and values."""
 
     program: int
     """The index of the tower's program among the model's, or of the one that writes rows as they are."""
     arrays: list[np.ndarray]
-    """The leaves of the tower's inputs, or rows, and the slots of the rows."""
+    """The leaves of the tower's inputs, or rows, and the slots of the rows; a clip's spectrogram, and its blocks."""
 
 
 Launch = StepLaunch | AdapterLaunch | EncodeLaunch
@@ -108,7 +109,7 @@ class Launcher:
         if compiler.model.adapter_shape is not None:
             self.params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
         self._vision = self.params.pop("vision", None)
-        """The parameters of the tower, which no step reads."""
+        """The parameters of the tower or the encoder, which no step reads."""
         self._make_media()
         self.pools, self._previous_tokens, self._hidden = state.result()
         self._counts: Array | None = None
@@ -161,6 +162,9 @@ class Launcher:
 
     def _encode(self, launch: EncodeLaunch) -> None:
         key = self.programs.keys[launch.program]
+        if isinstance(key, ClipShape):
+            self.pools = self.programs.get(key)(self._vision, self.params, self.pools, *launch.arrays)
+            return
         program, media, tower = self.programs.get(key), self.params["media"], self.compiler.model.tower
         *leaves, slots = launch.arrays
         assert tower is not None

@@ -11,11 +11,12 @@ import numpy as np
 from jax import Array
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.core_messages import PromptMedia
+from jaxllm.core_messages import Clip, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
 from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
-from jaxllm.execution.encoder import check_item, encoder_inputs, written_inputs
+from jaxllm.execution.encoders.clips import check_clip, clip_inputs
+from jaxllm.execution.encoders.patches import check_item, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kept_rows import KeptRows, RowSettings
@@ -27,6 +28,7 @@ from jaxllm.execution.programs import Programs
 from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.token_counts import count_tokens
+from jaxllm.scheduling.clips import ClipEncode
 from jaxllm.scheduling.media import Encode
 from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 
@@ -121,7 +123,12 @@ class ModelRunner:
         self.compiler = launcher.compiler
         self._broadcast, self._is_draft = broadcast, is_draft
         widest = self.compiler.batch_shapes[-1]
-        self._kept = KeptRows(self.compiler.max_rows, len(widest.query_tiles), widest.max_blocks)
+        self._kept = KeptRows(
+            self.compiler.max_rows,
+            len(widest.query_tiles),
+            widest.max_blocks,
+            widest.cross.max_blocks if widest.cross else 0,
+        )
         self._buffers = BufferPool()
         self._last: tuple[StepShape, StepInputs] | None = None
         """The program that the last step should have had, and its inputs, if the next may be made from them."""
@@ -162,6 +169,18 @@ class ModelRunner:
                 raise VLLMValidationError("embeddings need enable_mm_embeds.", parameter="multi_modal_data")
             check_item(tower.settings, item, self.compiler.encoder_shapes)
 
+    def check_clip(self, clip: Clip | None) -> None:
+        """Raise VLLMValidationError for a clip that the model's encoder cannot take, and where it needs one."""
+        encoder = self.compiler.model.encoder
+        if encoder is None:
+            if clip is not None:
+                raise VLLMValidationError("the model takes no sound.", parameter="multi_modal_data")
+            return
+        if clip is None:
+            message = "an encoder-decoder needs something to attend to: send its 'audio' in multi_modal_data."
+            raise VLLMValidationError(message, parameter="multi_modal_data")
+        check_clip(encoder.settings, clip)
+
     def set_adapter(self, slot: int, arrays: Any) -> None:
         """Write an adapter's arrays into a slot; steps that were launched before read the old ones."""
         self._launch(AdapterLaunch(slot, jax.tree.leaves(arrays)))
@@ -175,6 +194,8 @@ class ModelRunner:
         for encode in plan.encodes:
             for launch in self._encode(encode):
                 self._launch(launch)
+        for encode in plan.clips:
+            self._launch(self._encode_clip(encode))
         if plan.kind is not StepKind.SAMPLE:
             return self._run_pool(plan, masks)
         shape, inputs = self._inputs(plan, masks)
@@ -275,6 +296,11 @@ class ModelRunner:
         shape, batch, slots = encoder_inputs(settings, encode, compiler.encoder_shapes, num_media_rows)
         arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
         return [EncodeLaunch(self._places[shape], [*arrays, slots])]
+
+    def _encode_clip(self, encode: ClipEncode) -> EncodeLaunch:
+        [shape], encoder = self.compiler.clip_shapes, self.compiler.model.encoder
+        assert encoder is not None
+        return EncodeLaunch(self._places[shape], clip_inputs(encoder.settings, encode))
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
         """Return the program to use: the right one, or one that can do the same and is compiled while it is not."""

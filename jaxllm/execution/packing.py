@@ -79,6 +79,17 @@ _AXES = frozenset("tsmiwbnd23")
 biases, ids asked for, drafts, pairs, and triples."""
 
 
+class CrossShape(NamedTuple):
+    """The sizes of attention to an encoder's frames."""
+
+    num_frames: int
+    """The frames of every clip."""
+    max_blocks: int
+    """Their blocks."""
+    query_tile: int
+    """The rows of a prefill tile."""
+
+
 class BatchShape(NamedTuple):
     """The sizes that fix the shapes of a step's inputs."""
 
@@ -99,6 +110,8 @@ class BatchShape(NamedTuple):
     """The most drafts that a chunk can have."""
     has_media: bool = False
     """True if the model sees images."""
+    cross: CrossShape | None = None
+    """The sizes of attention to an encoder's frames; None in a model without it."""
 
     def max_tiles(self, query_tile: int) -> int:
         """Return the most tiles of a step: every chunk takes 2 rows or more, and may leave one tile part-filled."""
@@ -162,6 +175,9 @@ class PackedInputs(NamedTuple):
     sequences: Sequences
     placements: tuple[Placement, ...]
     """One record for each cache group."""
+    cross: tuple[Placement, ...]
+    """One record if the model attends to an encoder's frames, else none: the tokens of a step stand for a clip's last
+    frames."""
     states: tuple[StatePlaces, ...]
     """One record if the model has recurrent state, else none."""
     media: tuple[MediaTokens, ...]
@@ -178,7 +194,7 @@ class PackedInputs(NamedTuple):
 
     def batches(self, *, decodes_only: bool) -> list[AttentionBatch]:
         """Return the batch for each cache group's attention; a step of decodes alone has no tiles."""
-        batches = [placement.batch(self.sequences) for placement in self.placements]
+        batches = [placement.batch(self.sequences) for placement in (*self.placements, *self.cross)]
         return [batch.without_tiles() for batch in batches] if decodes_only else batches
 
     def state_batch(self, *, decodes_only: bool) -> StateBatch | None:
@@ -321,8 +337,8 @@ def _lay_out(shape: BatchShape) -> tuple[tuple[_Slice, ...], int, int]:
     sizes = {"t": shape.bucket.num_tokens, "s": shape.bucket.num_seqs, "m": shape.max_blocks, "2": 2, "3": 3}
     extra = [Packed(np.int32 if isinstance(default, int) else np.float32, default) for _, default in shape.extra_args]
     fields = [
-        (field, sizes if query_tile is None else sizes | {"i": shape.max_tiles(query_tile)})
-        for _, _, record_fields, query_tile in _records(shape)
+        (field, sizes | own_sizes)
+        for _, _, record_fields, own_sizes in _records(shape)
         for field in record_fields
         if field is not None
     ] + [(ArrayField("s", packed), sizes) for packed in extra]
@@ -342,20 +358,23 @@ def _cut(ints: Any, floats: Any, slices: tuple[_Slice, ...]) -> list[Any]:
 
 
 @lru_cache(maxsize=64)
-def _records(shape: BatchShape) -> tuple[tuple[str, type, tuple[ArrayField | None, ...], int | None], ...]:
-    """Return the name of each record with its fields, and the query tile if it is a cache group's."""
+def _records(shape: BatchShape) -> tuple[tuple[str, type, tuple[ArrayField | None, ...], dict[str, int]], ...]:
+    """Return the name of each record with its fields, and the sizes of axes that it has of its own."""
     records = []
     for name, (record, fields) in _RECORDS.items():
         match name:
             case "placements":
-                tiles: tuple[int | None, ...] = shape.query_tiles
+                sizes = [{"i": shape.max_tiles(query_tile)} for query_tile in shape.query_tiles]
+            case "cross":
+                cross = shape.cross
+                sizes = [] if cross is None else [{"i": shape.max_tiles(cross.query_tile), "m": cross.max_blocks}]
             case "states":
-                tiles = (None,) * shape.has_states
+                sizes = [{}] * shape.has_states
             case "media":
-                tiles = (None,) * shape.has_media
+                sizes = [{}] * shape.has_media
             case _:
-                tiles = (None,)
-        records += [(name, record, fields, query_tile) for query_tile in tiles]
+                sizes = [{}]
+        records += [(name, record, fields, own_sizes) for own_sizes in sizes]
     return tuple(records)
 
 

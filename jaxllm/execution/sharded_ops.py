@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
@@ -62,6 +63,16 @@ class _ShardedAttention:
             check_vma=False,
         )
         return sharded((q_tnh, k_tkh, v_tkh), sinks_n, kv_pool, batch, (layer, window, rope))
+
+    def read(self, kv_pool: KVPool, slots_t: Array, *, layer: Array | int, num_layers: int) -> tuple[Array, Array]:
+        """Return the keys and values of all heads that slots hold, as `PagedAttention.read` does."""
+
+        def read(kv_pool: KVPool, slots_t: Array, layer: Array) -> tuple[Array, Array]:
+            return self.attention.read(kv_pool, slots_t, layer=layer, num_layers=num_layers)
+
+        specs = pool_spec(is_cut=True), _EVERYWHERE, _EVERYWHERE
+        sharded = jax.shard_map(read, mesh=self.mesh, in_specs=specs, out_specs=(_HEADS, _HEADS), check_vma=False)
+        return sharded(kv_pool, slots_t, jnp.asarray(layer, jnp.int32))
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,21 @@ _KINDS: Mapping[str, tuple[Modality, tuple[str, ...]]] = {
     "image": ("image", ("image", "url", "path")),
     "video_url": ("video", ("video_url",)),
     "video": ("video", ("video", "url", "path")),
+    "audio_url": ("audio", ("audio_url",)),
+    "input_audio": ("audio", ("input_audio",)),
+    "audio": ("audio", ("audio", "url", "path")),
     "image_embeds": ("image", ("image_embeds",)),
     "video_embeds": ("video", ("video_embeds",)),
 }
 """The modality of each type of part, and the keys that its source may be under."""
-_AUDIO = "this engine takes no audio"
 _REFUSED: Mapping[str, str] = {
-    **dict.fromkeys(("audio_url", "input_audio", "audio", "audio_embeds"), _AUDIO),
+    "audio_embeds": "embeddings of sounds are not taken; send the sound",
     "prompt_embeds": "embeddings of text are not taken; send the text",
     **dict.fromkeys(("input_file", "file"), "files are not read; send their text or pictures of their pages"),
 }
 """The types of parts that are refused by name, with the reason."""
+_URLS = ("image_url", "video_url", "audio_url", "input_audio", "url")
+"""The keys under which a text is a URL with any scheme."""
 _MAX_PATH = 4096
 """The maximum length of a path in characters; Linux opens no longer one."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,63}:")
@@ -57,7 +61,9 @@ def read_media_part(part: Mapping[str, Any], label: str, kinds: Collection[str] 
     modality, keys = _KINDS[kind]
     key = next((key for key in keys if part.get(key) is not None), keys[0])
     value, uuid = part.get(key), part.get("uuid")
-    if isinstance(value, Mapping) and not key.endswith("embeds"):
+    if key == "input_audio":
+        value = _data_url(value)
+    elif isinstance(value, Mapping) and not key.endswith("embeds"):
         value = value.get("url")
     if uuid is not None:
         uuid = read_uuid(uuid, f"{label}: 'uuid'", field_of(label))
@@ -68,6 +74,12 @@ def read_media_part(part: Mapping[str, Any], label: str, kinds: Collection[str] 
     return MediaPart(modality, source, uuid, label)
 
 
+def _data_url(sound: Any) -> str | None:
+    """Return the URL that stands for a sound in OpenAI's form. Its 'format' has no effect: the file tells it."""
+    data = sound.get("data") if isinstance(sound, Mapping) else None
+    return f"data:audio;base64,{data}" if isinstance(data, str) and data else None
+
+
 def _read(value: Any, key: str, modality: Modality, label: str) -> MediaSource:
     """Return the source that a part has under a key; None if there is none. A path becomes a URL, so that the rules
     for local files apply to it. Raises VLLMValidationError for a path that is too long.
@@ -76,10 +88,10 @@ def _read(value: Any, key: str, modality: Modality, label: str) -> MediaSource:
         is_base64 = isinstance(value, str) and value
         return Embeds(value, {}) if is_base64 else read_embeds_source(value, modality)
     if not isinstance(value, str):
-        return None if key.endswith("url") else read_source(value, modality)
+        return None if key in _URLS else read_source(value, modality)
     if key == "image_pil" or not value or not is_unicode(value):
         return None
-    if key.endswith("url") or _SCHEME.match(value):
+    if key in _URLS or _SCHEME.match(value):
         return value
     if len(value) > _MAX_PATH:
         raise refusal(label, f"{key!r} must have at most {_MAX_PATH} characters as a path, got {len(value)}", value)
@@ -88,7 +100,9 @@ def _read(value: Any, key: str, modality: Modality, label: str) -> MediaSource:
 
 def _forms(key: str, modality: Modality) -> str:
     """Return in words what a part may have under a key."""
-    if key.endswith("url"):
+    if key == "input_audio":
+        return "a dict with the sound's file as 'data', in base64, and its 'format'"
+    if key in _URLS:
         return "a URL"
     if key.endswith("embeds"):
         return f"an array in base64, or a dict with {key!r} and what belongs to it"

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-type Modality = Literal["image", "video"]
+type Modality = Literal["image", "video", "audio"]
 
-type MediaSource = str | bytes | Image | np.ndarray | tuple[Image, ...] | Embeds | None
+type MediaSource = str | bytes | Image | np.ndarray | tuple[Image, ...] | tuple[np.ndarray, Any] | Embeds | None
 
 DEFAULT_LIMIT = 999
 """The maximum number of items of a modality in a prompt, unless limit_mm_per_prompt sets another."""
@@ -41,7 +41,7 @@ class Embeds:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaPart:
-    """A reference to an image or a video in a prompt."""
+    """A reference to an image, a video or a sound in a prompt."""
 
     modality: Modality
     source: MediaSource
@@ -50,7 +50,9 @@ class MediaPart:
     - a URL with any scheme (also "data:" and "file:"), which is unchecked
     - the bytes of a file
     - a PIL image
-    - an array: [height, width, channels] or [height, width] of an image, [frames, height, width, channels] of a video
+    - an array: [height, width, channels] or [height, width] of an image, [frames, height, width, channels] of a video,
+      [n] of a sound
+    - a sound's array and its samples a second
     - the frames of a video as PIL images
     - computed embeddings
     - None: the item is known by its uuid
@@ -63,6 +65,17 @@ class MediaPart:
     """What the user tells of a video's array: "fps", "total_num_frames", "frames_indices" and others."""
 
 
+class ClipInput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the encoder of an encoder-decoder takes."""
+
+    num_mels: int
+    """The bands of a spectrogram."""
+    num_frames: int
+    """The frames that it makes of a clip, each of two columns of the spectrogram."""
+    start_token_id: int
+    """The token that each decoder's prompt begins with."""
+
+
 class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How prompts refer to media, and how many they may have, for a model that takes some."""
 
@@ -70,6 +83,8 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The text that stands for an image in a prompt; None if the model takes no images."""
     video_placeholder: str | None = None
     """The text that stands for a video in a prompt; None if the model takes no videos."""
+    audio_placeholder: str | None = None
+    """The text that stands for a sound in a prompt; None if the model takes no sounds."""
     reserved: tuple[str, ...] = ()
     """Other texts that become media in a prompt, such as the token of one row of an image."""
     limits: dict[Modality, int] = {}
@@ -81,6 +96,8 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     reads texts alone.
     """
 
+    clips: ClipInput | None = None
+    """What the encoder takes, in an encoder-decoder; it has no other settings then."""
     text_only: str = ""
     """Why the model takes no media, if it could take some; it has no other settings then."""
 
@@ -96,6 +113,8 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of HF's image processor."""
     video_processor: dict[str, Any] = {}
     """The settings of HF's video processor."""
+    audio_processor: dict[str, Any] = {}
+    """The settings of HF's feature extractor for sounds."""
     options: dict[str, Any] = {}
     """Options of these processors for all prompts, without those that say which frames are taken."""
     sampling: dict[str, Any] = {}
@@ -114,11 +133,20 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def placeholder(self, modality: Modality) -> str | None:
         """Return the text that stands for an item; None if the model takes none of its modality."""
-        return self.image_placeholder if modality == "image" else self.video_placeholder
+        by_modality = {
+            "image": self.image_placeholder,
+            "video": self.video_placeholder,
+            "audio": self.audio_placeholder,
+        }
+        return by_modality[modality]
 
     def limit(self, modality: Modality) -> int:
         """Return the maximum number of items of a modality in a prompt; 0 if the model takes none."""
         return 0 if self.placeholder(modality) is None else self.limits.get(modality, DEFAULT_LIMIT)
+
+    @property
+    def _placeholders(self) -> list[str]:
+        return [mark for mark in (self.image_placeholder, self.video_placeholder, self.audio_placeholder) if mark]
 
     @property
     def takes_images(self) -> bool:
@@ -127,15 +155,15 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check_text(self, text: str, label: str) -> None:
         """Raise VLLMValidationError for a message's text that would be read as media: a tokenizer cannot escape it."""
-        for mark in (self.image_placeholder, self.video_placeholder, *self.reserved):
-            if mark and mark in text:
+        for mark in (*self._placeholders, *self.reserved):
+            if mark in text:
                 raise refusal(label, f"must not have {mark!r} in a text: send the item as a part of the message", mark)
 
     def check_rendered(self, text: str, parts: Iterable[MediaPart], label: str) -> None:
         """Raise VLLMValidationError for a rendered conversation that has not one placeholder for each item and nothing
         else that would be read as media: names of roles, tools and variables are texts that `check_text` does not see.
         """
-        marks = [mark for mark in (self.image_placeholder, self.video_placeholder) if mark]
+        marks = self._placeholders
         pattern = re.compile("|".join(map(re.escape, sorted(marks, key=len, reverse=True))) or _NEVER)
         counts, expected = Counter(pattern.findall(text)), Counter(self.placeholder(part.modality) for part in parts)
         between = pattern.split(text)

@@ -14,14 +14,14 @@ from jaxllm.media.sources import (
     is_float_array,
     is_frames,
     is_image,
+    is_sound,
     read_embeds_source,
     read_source,
 )
 from jaxllm.params.checks import has_length, shown
 
 _DATA, _UUIDS = "multi_modal_data", "multi_modal_uuids"
-_MODALITIES: Mapping[Any, Modality] = {"image": "image", "video": "video"}
-_REFUSED = {"audio": "this engine takes no audio"}
+_MODALITIES: Mapping[Any, Modality] = {"image": "image", "video": "video", "audio": "audio"}
 
 
 def read_prompt_data(data: Any, uuids: Any, label: str) -> tuple[MediaPart, ...]:
@@ -55,10 +55,8 @@ def _checked(value: Any, field: str, label: str) -> dict[Modality, Any]:
         raise VLLMValidationError(message, parameter=field, value=shown(value))
     for key, items in value.items():
         if key not in _MODALITIES and items is not None:
-            reason = _REFUSED.get(key, f"the keys are {', '.join(_MODALITIES)}")
-            raise VLLMValidationError(
-                f"{label}[{field!r}]: {key!r} is not supported: {reason}.", parameter=field, value=key
-            )
+            message = f"{label}[{field!r}]: {key!r} is not supported: the keys are {', '.join(_MODALITIES)}."
+            raise VLLMValidationError(message, parameter=field, value=key)
     return {_MODALITIES[key]: items for key, items in value.items() if key in _MODALITIES}
 
 
@@ -72,7 +70,8 @@ def _items(value: Any, modality: Modality, label: str) -> Iterator[Any]:
 
         yield from split_embeds(embeds, modality, label)
         return
-    is_one = is_image(value) or _is_with_metadata(value) or (modality == "video" and is_frames(value))
+    is_one = is_image(value) or _is_with_metadata(value) or is_sound(value)
+    is_one = is_one or (modality == "video" and is_frames(value))
     if is_array(value):
         is_one = value.ndim != NUM_AXES[modality][-1] + 1 and not (is_float_array(value) and value.ndim == 3)
     if is_one or not has_length(value) or isinstance(value, (str, bytes, Mapping)):

@@ -1,4 +1,4 @@
-"""Make a prompt's images and videos into what the core encodes, and its placeholders into their tokens."""
+"""Make a prompt's images, videos and sounds into what the core encodes, and its placeholders into their tokens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxllm.core_messages import MediaItem, MediaSpan, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.audio.processor import AudioProcessor
 from jaxllm.media.budget import ByteBudget
 from jaxllm.media.cache import CacheCounts, ProcessedCache
 from jaxllm.media.decode import content_hash, decode_image, image_size, uuid_hash
@@ -101,13 +102,15 @@ class _Totals:
         with self._lock:
             self._sum += count
             if self._sum > self._limit:
-                message = f"the prompt's images and videos take {self._sum} tokens or more, and max_model_len is "
+                message = (
+                    f"the prompt's images, videos and sounds take {self._sum} tokens or more, and max_model_len is "
+                )
                 message += f"{self._limit}: send fewer or smaller ones."
                 raise VLLMValidationError(message, parameter="multi_modal_data")
 
 
 class MediaReader:
-    """Reads the images and videos of one model's prompts, which may take seconds. Threads may share it."""
+    """Reads the images, videos and sounds of one model's prompts, which may take seconds. Threads may share it."""
 
     def __init__(self, settings: MediaSettings, tokenizer: Encodes) -> None:
         """Make a reader for a model, whose settings `media_settings` has checked."""
@@ -131,6 +134,10 @@ class MediaReader:
         return VideoProcessor(self._settings.video_processor, self._settings.config)
 
     @cached_property
+    def _audio_processor(self) -> AudioProcessor:
+        return AudioProcessor(self._settings.audio_processor)
+
+    @cached_property
     def _threads(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="jaxllm-media")
 
@@ -145,7 +152,8 @@ class MediaReader:
 
     def prepare(self) -> None:
         """Load what processes images, which takes seconds; without this the first image does it."""
-        _ = self._image_processor
+        if self._settings.image_placeholder is not None:
+            _ = self._image_processor
 
     def close(self) -> None:
         """Start no more fetches. Those that run are not waited for."""
@@ -176,7 +184,7 @@ class MediaReader:
         how = _How({**self._options, **options}, wanted, is_beside_others)
         totals = _Totals(self._settings.max_model_len)
         fetched = self._map(partial(self._fetch, how=how, totals=totals), parts)
-        items = self._map(partial(self._make, how=how), fetched)
+        items = self._map(partial(self._make, how=how, totals=totals), fetched)
         shapes = [item.processed.shape for item in items]
         for part, shape in zip(parts, shapes, strict=True):
             with _naming(part):
@@ -226,7 +234,13 @@ class MediaReader:
 
     def _check_request(self, parts: Sequence[MediaPart], request: Mapping[str, Any]) -> None:
         """Raise VLLMValidationError if a request's options raise a bound of the engine's."""
-        for modality in {part.modality for part in parts} if request else ():
+        modalities = {part.modality for part in parts} if request else set()
+        if modalities == {"audio"}:
+            message = (
+                "mm_processor_kwargs are options of images and videos, and the prompt has neither: leave them out."
+            )
+            raise VLLMValidationError(message, parameter="mm_processor_kwargs", value=min(request))
+        for modality in modalities - {"audio"}:
             processor = self._image_processor if modality == "image" else self._video_processor
             try:
                 processor.check_request(self._options, request)
@@ -270,16 +284,19 @@ class MediaReader:
         """Raise MediaError for an item that the engine has no room to encode."""
         most = self._settings.most_rows
         if num_rows > most:
-            smaller = "lower the sizes in mm_processor_kwargs"
-            if modality == "video":
-                smaller = f"take fewer frames by num_frames in media_io_kwargs, {smaller}"
+            smaller = {
+                "image": "a smaller one, lower the sizes in mm_processor_kwargs",
+                "video": "a smaller one, take fewer frames by num_frames in media_io_kwargs, lower the sizes in "
+                "mm_processor_kwargs",
+                "audio": "a shorter one",
+            }
             message = f"the {modality} takes {num_rows} tokens, and this engine encodes at most {most} at once: "
-            raise MediaError(f"{message}send a smaller one, {smaller}, or raise max_num_batched_tokens.")
+            raise MediaError(f"{message}send {smaller[modality]}, or raise max_num_batched_tokens.")
 
     def _check_length(self, shape: ItemShape) -> None:
         """Raise MediaError for a video whose positions in time, or those of tokens after it, may not be int32."""
         steps = self._settings.steps_per_second
-        if self._settings.rope_merge is None or steps is None or shape.modality == "image":
+        if self._settings.rope_merge is None or steps is None or shape.modality != "video":
             return
         seconds = shape.grids[0][0] * shape.seconds_per_step
         # Other positions count tokens: those before an item, and those after its last one.
@@ -302,8 +319,10 @@ class MediaReader:
         """Return the tokens that an item takes, and the bytes to decode and process it, by its header.
 
         An item that stands on its side may take other numbers: of both, the tokens are the lower, and an image's bytes
-        the higher.
+        the higher. A sound's tokens are counted when it is decoded.
         """
+        if modality == "audio":
+            return 0, self._audio_processor.work_bytes
         if modality == "image":
             height, width = image_size(source)
             measured = [
@@ -321,21 +340,43 @@ class MediaReader:
     def _count_tokens(self, shape: ItemShape) -> int:
         return self._expander.rule.count_rows(shape)
 
-    def _make(self, fetched: _Fetched, how: _How) -> _Item:
+    def _make(self, fetched: _Fetched, how: _How, totals: _Totals) -> _Item:
         """Decode and process a fetched item, unless it is cached."""
         name = fetched.name
         if name is not None and fetched.cached is not None:
             return _Item(name, fetched.cached)
         with _naming(fetched.part), self._budget.hold(fetched.num_bytes):
-            media = _decode(fetched, how.sampling)
+            media = self._decode(fetched, how.sampling)
+            if isinstance(media, np.ndarray):
+                self._count_sound(len(media), totals)
             if name is None:
                 name = how.name(fetched.part.modality, _content_hash(media))
                 if (cached := self._cache.get(name)) is not None:
                     return _Item(name, cached)
             return self._process(media, name, how)
 
-    def _process(self, media: Image | Video, name: str, how: _How) -> _Item:
-        if isinstance(media, Video):
+    def _decode(self, fetched: _Fetched, sampling: Sampling) -> Image | Video | np.ndarray:
+        part, source = fetched.part, fetched.source
+        if part.modality == "image":
+            return decode_image(source)
+        if part.modality == "audio":
+            from jaxllm.media.audio.decode import decode_audio  # which loads libraries that images do not need
+
+            return decode_audio(source, self._audio_processor.rate, self._audio_processor.limits)
+        return decode_video(source if part.metadata is None else (source, part.metadata), sampling)
+
+    def _count_sound(self, num_samples: int, totals: _Totals) -> None:
+        """Count the tokens of a decoded sound. Raises MediaError if it is too short or too long."""
+        num_tokens = self._count_tokens(self._audio_processor.shape(num_samples))
+        if num_tokens < 1:
+            raise MediaError(f"the audio has {num_samples} samples, which are too few for a token: send a longer one.")
+        totals.add_tokens(num_tokens)
+        self._check_rows("audio", num_tokens)
+
+    def _process(self, media: Image | Video | np.ndarray, name: str, how: _How) -> _Item:
+        if isinstance(media, np.ndarray):
+            processed = self._audio_processor.process(media)
+        elif isinstance(media, Video):
             fps = media.fps or _DEFAULT_FPS
             times = FrameTimes(fps, tuple(media.indices), media.num_source_frames, media.duration)
             processed = self._video_processor.process(media.frames_thwc, times, how.options)
@@ -377,13 +418,6 @@ def _naming(part: MediaPart) -> Iterator[None]:
         raise kind(f"{part.label}: {error}", parameter=field_of(part.label)) from None
 
 
-def _decode(fetched: _Fetched, sampling: Sampling) -> Image | Video:
-    part, source = fetched.part, fetched.source
-    if part.modality == "image":
-        return decode_image(source)
-    return decode_video(source if part.metadata is None else (source, part.metadata), sampling)
-
-
 def _core_item(item: _Item, spans: list[MediaSpan]) -> MediaItem:
     shape = item.processed.shape
     # A user's name may stand for items of several shapes, one after the other.
@@ -398,7 +432,7 @@ def _core_item(item: _Item, spans: list[MediaSpan]) -> MediaItem:
     )
 
 
-def _content_hash(media: Image | Video) -> str:
+def _content_hash(media: Image | Video | np.ndarray) -> str:
     if isinstance(media, Video):
         times = f"{media.indices} {media.num_source_frames} {media.fps} {media.duration}"
         return f"{content_hash(media.frames_thwc)} {times}"

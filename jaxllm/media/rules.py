@@ -1,4 +1,4 @@
-"""What stands for an image or video in a prompt, and what it becomes, for each type of model.
+"""What stands for an image, a video or a sound in a prompt, and what it becomes, for each type of model.
 
 A `Rule` names the placeholder of each modality and the token that takes a row of the tower's output. `pieces` gives
 what a placeholder becomes: literal text, and numbers of rows.
@@ -359,6 +359,17 @@ def _llama4(config: Mapping[str, Any]) -> Rule:
     return Rule({"image": "<|image|>"}, {"image": "<|patch|>"}, pieces)
 
 
+def _qwen2_audio(_: Mapping[str, Any]) -> Rule:
+    tokens = {"audio": "<|AUDIO|>"}
+
+    def of_samples(shape: ItemShape) -> Pieces:
+        columns = math.ceil(shape.size[1] / 160)
+        frames = (columns + 1) // 2  # after a convolution with a stride
+        return [frames // 2]  # and an average of pairs
+
+    return Rule(tokens, tokens, of_samples)
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
@@ -375,6 +386,7 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "mistral3": _pixtral,
     "pixtral": _pixtral,
     "qwen2_5_vl": _qwen2,
+    "qwen2_audio": _qwen2_audio,
     "qwen2_vl": _qwen2,
     "qwen3_5": _qwen3,
     "qwen3_5_moe": _qwen3,

@@ -1,4 +1,4 @@
-"""What is known of an image or video without its pixels: which patches it has and how they lie."""
+"""What is known of an image, a video or a sound without its numbers: which patches it has and how they lie."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Literal
 
 Grid = tuple[int, int, int]
 """Numbers of patches in time, in height and in width."""
-Modality = Literal["image", "video"]
+Modality = Literal["image", "video", "audio"]
 
 
 @dataclass(frozen=True, slots=True)
 class ItemShape:
-    """The shape of one processed image or video."""
+    """The shape of one processed image, video or sound. A sound's patches are the columns of its features."""
 
     modality: Modality
     grids: tuple[Grid, ...]
     """The patches of each tile, in the order of the patches: most models have a single tile, the whole item."""
     size: tuple[int, int]
-    """Height and width of the original in pixels."""
+    """Height and width of the original in pixels; of a sound, 1 and the number of its samples."""
     layout: tuple[int, int] = (0, 0)
     """Rows and columns that the tiles form, (0, 0) for an image that is not split. The tile that shows the whole image
     is not counted."""

@@ -1,4 +1,4 @@
-"""Tell apart the Python objects that an image or a video may be."""
+"""Tell apart the Python objects that an image, a video or a sound may be."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-NUM_AXES: Mapping[Modality, tuple[int, ...]] = {"image": (2, 3), "video": (4,)}
-"""The numbers of axes that one item's array may have: an image may lack channels, a video has frames before them."""
+NUM_AXES: Mapping[Modality, tuple[int, ...]] = {"image": (2, 3), "video": (4,), "audio": (1,)}
+"""The numbers of axes that one item's array may have: an image may lack channels, a video has frames before them. A
+sound has no channels unless its samples a second come with it."""
 _EMBEDS_AXES = 2
 """The number of axes of one item's embeddings."""
 FORMS: Mapping[Modality, str] = {
     "image": "a PIL image, an array [height, width, channels], or the bytes of a file",
     "video": "an array [frames, height, width, channels], a list of PIL images, or the bytes of a file",
+    "audio": "an array of floats [n], a pair of one or of [channels, n] and its rate, or the bytes of a file",
 }
 
 
@@ -26,6 +28,8 @@ def read_source(value: Any, modality: Modality) -> MediaSource:
     """Return an object as the source of one item; None if it is none."""
     if (embeds := read_embeds_source(value, modality)) is not None:
         return embeds
+    if is_sound(value):
+        return tuple(value) if modality == "audio" else None
     if is_image(value):
         return value if modality == "image" else None
     if is_array(value):
@@ -39,8 +43,10 @@ def read_source(value: Any, modality: Modality) -> MediaSource:
 
 def read_embeds_source(value: Any, modality: Modality) -> Embeds | None:
     """Return computed embeddings: an array of floats [r, w], or a dict in vLLM's form, which may be of several items;
-    None if a value is neither.
+    None if a value is neither, and for sounds, whose arrays of floats are samples.
     """
+    if modality == "audio":
+        return None
     if isinstance(value, Embeds):
         return value
     name = f"{modality}_embeds"
@@ -63,6 +69,11 @@ def is_image(value: Any) -> TypeGuard[Image]:
 def is_array(value: Any) -> TypeGuard[np.ndarray]:
     """Return whether a value is a NumPy array, or converts itself to one."""
     return hasattr(value, "__array__") and hasattr(value, "ndim")
+
+
+def is_sound(value: Any) -> bool:
+    """Return whether a value is a pair of an array and a number: a sound and its samples a second."""
+    return isinstance(value, tuple) and len(value) == 2 and is_array(value[0]) and not hasattr(value[1], "__len__")
 
 
 def is_frames(value: Any) -> bool:

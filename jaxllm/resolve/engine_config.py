@@ -114,6 +114,16 @@ class EngineConfig:
         return self.ops.kv_groups
 
     @property
+    def cross_groups(self) -> tuple[KVGroup, ...]:
+        """Return the cache groups of an encoder's frames."""
+        return self.ops.cross_groups
+
+    @property
+    def num_frames(self) -> int:
+        """Return the frames that the encoder of an encoder-decoder makes of a clip; 0 in other models."""
+        return 0 if self.ops.encoder is None else self.ops.encoder.settings.num_frames
+
+    @property
     def state_groups(self) -> tuple[StateGroup, ...]:
         """Return the groups of layers with recurrent state."""
         return self.ops.state_groups

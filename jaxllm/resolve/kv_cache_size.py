@@ -16,10 +16,11 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, host_bytes, most_tokens
 from jaxllm.execution.mesh import param_bytes
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
@@ -91,6 +92,8 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         reads=config.reads,
         max_model_len=config.max_model_len,
         groups=config.kv_groups,
+        cross_groups=config.cross_groups,
+        num_frames=config.num_frames,
         states=config.state_groups,
         max_logprobs=config.max_logprobs,
         platform=config.platform,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.items import DEFAULT_LIMIT, MediaSettings, Modality, split_options, video_sampling
+from jaxllm.media.items import DEFAULT_LIMIT, ClipInput, MediaSettings, Modality, split_options, video_sampling
 from jaxllm.media.rules import find_rule, most_rows
 from jaxllm.params.checks import check_int
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from jaxllm.resolve.engine_config import EngineConfig
 
 _MODALITIES: tuple[Modality, ...] = ("image", "video")
-_OTHERS = ("audio", "vision_chunk")
-"""Modalities of vLLM that no model takes here: their limit may be 0."""
+_OTHERS: Mapping[str, int] = {"audio": 1, "vision_chunk": 0}
+"""The most items of other modalities that a prompt has here: an encoder-decoder's has one sound."""
 _ROWS_OF_FRAMES = 8192
 """The rows up to which a video's frames are counted unless their number is asked for."""
 
@@ -38,6 +38,12 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
     Raises VLLMValidationError for a model whose images cannot be read.
     """
     vision, args = config.model_config.vision, config.args
+    if vision is not None and vision.clips is not None:
+        _check_unused(args, config.model_config.architecture)
+        start = config.hf_config.get("decoder_start_token_id")
+        if start is None:
+            start = config.generation_config.get("decoder_start_token_id", 50_257)
+        return MediaSettings(clips=ClipInput(**vision.clips._asdict(), start_token_id=start))
     if vision is None or vision.tower is None:
         _check_unused(args, config.model_config.architecture)
         reason = config.checkpoint.text_only
@@ -163,7 +169,7 @@ def _check_unused(args: EngineArguments, architecture: str) -> None:
         "enable_mm_embeds",
     ):
         if value := getattr(args, name):
-            message = f"{name} is for models that see, and {architecture} reads text alone here. Leave it out."
+            message = f"{name} is for models that see, and {architecture} sees nothing here. Leave it out."
             raise VLLMValidationError(message, parameter=name, value=value)
 
 
@@ -177,7 +183,8 @@ def media_limits(args: EngineArguments) -> dict[Modality, int]:
     for name, value in args.limit_mm_per_prompt.items():
         modality: Modality | None = next((each for each in _MODALITIES if each == name), None)
         if modality is None:
-            if name in _OTHERS and value in (0, {"count": 0}):
+            most = _OTHERS.get(name, -1)
+            if value in [limit for count in range(most + 1) for limit in (count, {"count": count})]:
                 continue
             raise VLLMValidationError(
                 f"limit_mm_per_prompt: {name!r} is not supported: the keys are {', '.join(_MODALITIES)}.",

@@ -73,7 +73,8 @@ def _lent_to(
 def _make_model(config: EngineConfig, specs: ModelSpecs) -> Model:
     ops, head = config.ops, None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
-    return Model(specs, ops=ops.layers, adapter_shape=config.adapter_shape, features=features, tower=ops.tower)
+    towers = {"tower": ops.tower, "encoder": ops.encoder}
+    return Model(specs, ops=ops.layers, adapter_shape=config.adapter_shape, features=features, **towers)
 
 
 def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]:

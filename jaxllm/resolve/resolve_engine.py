@@ -14,6 +14,7 @@ from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.config.plugins import load_plugins
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve import checkpoint_settings as settings
+from jaxllm.resolve.encoder_decoders import check_encoder_decoder
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
 from jaxllm.resolve.limits import check_attention_chunks, resolve_limits, resolve_max_model_len
@@ -162,6 +163,7 @@ def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Map
         sees = False
     model_config = settings.read_model_config(args.model, checkpoint, hf_config, sees=sees)
     resolved = resolve_pooling(args, checkpoint, hf_config, model_config)
+    check_encoder_decoder(args, resolved)
     if args.kv_cache_dtype != "auto" and not is_causal(resolved.model_config):
         message = f"kv_cache_dtype={args.kv_cache_dtype!r} is for models that keep keys and values from step to step, "
         message += f"and {resolved.model_config.architecture} does not. Leave it out."
@@ -217,7 +219,8 @@ def _resolve_ops(
     from jaxllm.resolve.resolve_ops import choose_ops
 
     ops = choose_ops(args, checkpoint, model_config, dtype, block_size, picker, is_draft=is_draft)
-    stateful = [*(group.attention for group in ops.kv_groups), *(group.ops for group in ops.state_groups)]
+    attention = [group.attention for group in (*ops.kv_groups, *ops.cross_groups)]
+    stateful = [*attention, *(group.ops for group in ops.state_groups)]
     invariant = settings.resolve_batch_invariant(
         args.batch_invariant,
         picker.platform,

@@ -25,6 +25,7 @@ from jaxllm.models.recurrence import pick_state_ops
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
 from jaxllm.models.specs import ModelSpecs
 from jaxllm.models.towers.tower import Tower
+from jaxllm.models.towers.whisper import ClipEncoder
 from jaxllm.models.weights import Ops
 from jaxllm.resolve.checkpoint_settings import resolve_quantization
 from pallas_kernels import grouped_matmul, latent_attention, lora, paged_attention, segment_attention
@@ -68,6 +69,10 @@ class EngineOps(NamedTuple):
     layers: Ops
     tower: Tower | None
     """The vision tower with its ops; None in a model that sees nothing."""
+    encoder: ClipEncoder | None = None
+    """The encoder of an encoder-decoder with its ops; None in other models."""
+    cross_groups: tuple[KVGroup, ...] = ()
+    """The cache groups of an encoder's frames."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,7 @@ def choose_ops(
     have no weights for a `linear_backend` that rounds inputs.
     """
     groups = choose_attention(args, model_config, dtype, block_size, picker)
+    cross = choose_attention(args, model_config, dtype, block_size, picker, of_frames=True)
     states = _choose_states(args, model_config, dtype, picker)
     loop = layer_loop(picker.platform, groups, picker.mesh.size)
     quantization = resolve_quantization(args.quantization, checkpoint)
@@ -136,21 +142,31 @@ def choose_ops(
     )
     _warn_of_widened(specs)
     layers = _choose_matmuls(specs, picker, args.linear_backend, may_round_nothing=is_draft)
-    tower = None
+    tower = encoder = None
     if specs.vision is not None:
         # Each device has the whole tower.
         ops = _choose_matmuls(specs.vision, picker)._replace(mesh=None)
-        tower = Tower(specs.vision, ops=ops, attention=_choose_segment_attention(specs.vision, groups, picker))
-    return EngineOps(groups, states, specs, layers, tower)
+        attention = _choose_segment_attention(specs.vision, groups, picker)
+        if specs.vision.config.clips is None:
+            tower = Tower(specs.vision, ops=ops, attention=attention)
+        else:
+            encoder = ClipEncoder(specs.vision, ops=ops, attention=attention)
+    return EngineOps(groups, states, specs, layers, tower, encoder, cross)
 
 
 def choose_attention(
-    args: EngineArguments, model_config: ModelConfig, dtype: str, block_size: int, picker: Picker
+    args: EngineArguments,
+    model_config: ModelConfig,
+    dtype: str,
+    block_size: int,
+    picker: Picker,
+    *,
+    of_frames: bool = False,
 ) -> tuple[KVGroup, ...]:
-    """Return the attention op of each device, and the form of the KV cache."""
+    """Return the attention op of each device, and the form of the KV cache, of tokens or of an encoder's frames."""
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_CACHE_DTYPES.get(args.kv_cache_dtype, dtype)))
     plan = LayerPlan(model_config.layers)
-    for group in plan.attention_groups:
+    for group in plan.cross_groups if of_frames else plan.attention_groups:
         shape = _shape_of(group, picker.mesh.size, block_size, dtypes)
         # Where attention is not causal, no keys are read after their step, so that no block falls behind a window.
         window = group.window if group.causal else None

@@ -94,6 +94,10 @@ class SchedulerConfig:
     """The number of rows of the feature cache, which holds encoded images and videos; 0 for a model that sees none."""
     sees_both_sides: bool = False
     """True if the tokens of an image attend to all of it, so that a step computes all of them."""
+    num_clip_blocks: int = 0
+    """The number of blocks of encoded clips, including the null block 0; 0 for a model without an encoder of clips."""
+    clip_blocks: int = 0
+    """The blocks that each clip takes."""
     num_adapter_slots: int = 0
     """The most adapters in use at the same time."""
     enable_prefix_caching: bool = True
@@ -136,6 +140,11 @@ class SchedulerConfig:
             raise ValueError(
                 f"num_state_slots must be at least 3, or 0 for none, got {self.num_state_slots}: one is nobody's, and "
                 f"a request writes to one while it reads another."
+            )
+        if self.clip_blocks and self.num_clip_blocks <= self.clip_blocks:
+            raise ValueError(
+                f"num_clip_blocks must be at least {self.clip_blocks + 1}, got {self.num_clip_blocks}: a clip takes "
+                f"{self.clip_blocks} beside the null block."
             )
         if self.keys_depend_on_prompt and self.enable_prefix_caching:
             raise ValueError("keys_depend_on_prompt needs enable_prefix_caching=False.")

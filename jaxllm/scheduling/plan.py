@@ -15,6 +15,7 @@ from jaxllm.core_messages import Pooled, RequestError, TokenLogprobs
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS, ChunkSlots
+from jaxllm.scheduling.clips import ClipEncode
 from jaxllm.scheduling.media import ChunkMedia, Encode
 
 
@@ -48,6 +49,8 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False):
     """The slot of the request's adapter, 0 for none."""
     count_row: int | None = None
     """The request's row of the device's token counts, if it needs one."""
+    clip_blocks: array[int] | None = None
+    """int32, the blocks of the frames of the request's clip; None in a model without clips."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
@@ -173,6 +176,8 @@ class StepPlan:
     """The images and videos to encode before the step runs."""
     decodes: Decodes = NO_DECODES
     """The first rows of the step."""
+    clips: tuple[ClipEncode, ...] = ()
+    """The clips to encode before the step runs."""
 
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 
-from jaxllm.core_messages import EngineCoreRequest, Pooled, PromptMedia
+from jaxllm.core_messages import Clip, EngineCoreRequest, Pooled, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
@@ -21,6 +21,7 @@ class Request:
     __slots__ = (
         "adapter",
         "block_hashes",
+        "clip",
         "donor",
         "finish_reason",
         "keeps_blocks",
@@ -79,9 +80,9 @@ class Request:
         """The number of its tokens that the steps in flight compute, and of those that they sample."""
         self.row, self.row_step = -1, -1
         """The row, -1 if unknown, that samples its last token in the latest step that has it, and that step's id."""
-        self.media, self.adapter = source.media, source.adapter
+        self.media, self.clip, self.adapter = source.media, source.clip, source.adapter
         # Encoded now, so that a salt that cannot be encoded is this request's error: hashes are made during a step.
-        self.salt = _encode_salt(source.cache_salt or "", source.adapter)
+        self.salt = _encode_salt(source.cache_salt or "", source.adapter, source.clip)
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as it was needed."""
         self.donor = donor
@@ -244,11 +245,15 @@ def needs_token_counts(params: SamplingParams) -> bool:
     return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
 
 
-def _encode_salt(salt: str, adapter: int | None) -> bytes:
-    """Return the extra key of a request's block hashes: its salt, and its adapter, which changes keys and values."""
+def _encode_salt(salt: str, adapter: int | None, clip: Clip | None) -> bytes:
+    """Return the extra key of a request's block hashes: its salt, and what changes the keys and values of all tokens.
+
+    That is its adapter, and the clip that it attends to.
+    """
     try:
-        # No text in UTF-8 has this byte.
-        return salt.encode() + (b"" if adapter is None else b"\xff%d" % adapter)
+        # No text in UTF-8 has these bytes.
+        of_adapter = b"" if adapter is None else b"\xff%d" % adapter
+        return salt.encode() + of_adapter + (b"" if clip is None else b"\xfc" + clip.key)
     except UnicodeEncodeError as error:
         message = f"cache_salt must be Unicode text, got {salt!r}."
         raise VLLMValidationError(message, parameter="cache_salt", value=salt) from error

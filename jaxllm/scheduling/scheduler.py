@@ -25,6 +25,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
+from jaxllm.scheduling.clips import ClipCache
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.decodes import Continuing
 from jaxllm.scheduling.draft_steps import DraftPlan
@@ -82,6 +83,7 @@ class Scheduler:
         self._seats = Seats(self.config.max_num_seqs, self._clock)
         self._count_rows = TokenCountRows(self.config.max_num_seqs)
         self.media = MediaCache(self.config.num_media_rows, sees_both_sides=self.config.sees_both_sides)
+        self.clips = ClipCache(self.config.num_clip_blocks, self.config.clip_blocks)
         self._are_rows_given_up = False
         """True if the plan being made had to take rows of media from a request that lacks blocks."""
         self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
@@ -184,7 +186,7 @@ class Scheduler:
         self.cache.begin_plan()
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
-            step = StepBuilder(self.config, kind, self.adapters, self.media, self._most_prompt_tokens(kind))
+            step = StepBuilder(self.config, kind, self.adapters, self.media, self.clips, self._most_prompt_tokens(kind))
             shares = self._share_out(step, late)
             self._continue(step, late)
             self._fill(step, late, shares)
@@ -374,6 +376,7 @@ class Scheduler:
         self._count_rows.release(request)
         self.adapters.give_back(request)
         self.media.release(request.request_id)
+        self.clips.release(request.request_id)
 
     def _plan_waiting(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
         """Admit waiting requests while the step, its sequences and the blocks have room."""
@@ -402,6 +405,8 @@ class Scheduler:
             if not self.cache.fits(request.num_tokens, hit):
                 if self._forks.give_up_parked(request, step.donors):
                     continue
+                break
+            if request.clip is not None and not self.clips.fits(request.clip):
                 break
             num_new = step.limit(request, start, num_missing, hit.num_shared_tokens, at_most=shares.get(request))
             if not num_new:
@@ -449,6 +454,7 @@ class Scheduler:
             pair_start=request.source.pair_start,
             adapter_slot=self.adapters.slot_of(request),
             count_row=self._count_rows.by_request.get(request),
+            clip_blocks=None if request.clip is None else self.clips.take(request.request_id, request.clip),
         )
 
     def _counts_tokens(self, request: Request) -> bool:
@@ -486,7 +492,7 @@ class Scheduler:
         if plan.step_id != next(iter(self._in_flight), None):
             raise ValueError(f"Step {plan.step_id} is not the oldest uncommitted one of {list(self._in_flight)}.")
         _, requests = self._in_flight.pop(plan.step_id)
-        is_plain = plan.kind is StepKind.SAMPLE and not (plan.encodes or plan.adapter_loads)
+        is_plain = plan.kind is StepKind.SAMPLE and not (plan.encodes or plan.clips or plan.adapter_loads)
         if result.seconds and is_plain:
             self._times.record(plan.num_tokens, result.seconds)
         for chunk, request in zip(plan.others, requests[len(plan.decodes.starts) :], strict=True):
@@ -526,11 +532,13 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         counters, fullest = self._counters, self.cache.fullest()
+        usages = [(fullest.num_in_use, fullest.num_blocks), self.clips.usage]
+        num_in_use, num_blocks = max(usages, key=lambda usage: usage[0] / max(1, usage[1]))
         return SchedulerStats(
             num_running_reqs=len(self._running),
             num_waiting_reqs=len(self._waiting),
-            num_blocks=fullest.num_blocks,
-            num_blocks_in_use=fullest.num_in_use,
+            num_blocks=num_blocks,
+            num_blocks_in_use=num_in_use,
             num_preemptions=counters.num_preemptions,
             prefix_cache_requests=counters.num_queries,
             prefix_cache_queries=counters.num_queried_tokens,
@@ -555,6 +563,7 @@ class Scheduler:
         self._count_rows.check([request for request in running if self._counts_tokens(request)])
         self.adapters.check(running)
         self.media.check({request.request_id for request in running})
+        self.clips.check({request.request_id for request in running if request.clip is not None})
         if self._speculation is not None:
             self._speculation.check(self._requests.values())
         assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"

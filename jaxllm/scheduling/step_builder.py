@@ -12,6 +12,7 @@ from jaxllm.core_messages import PromptMedia
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.cache.kv_cache_manager import BlockTable, GroupBlocks
 from jaxllm.scheduling.cache.state_slots import ChunkSlots
+from jaxllm.scheduling.clips import ClipCache
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.media import ChunkMedia, MediaCache, span_end
 from jaxllm.scheduling.plan import NO_DECODES, NO_IDS, UNKNOWN, Chunk, Decodes, Owner, StepKind, StepPlan
@@ -61,6 +62,7 @@ class StepBuilder:
         kind: StepKind,
         adapters: AdapterSlots,
         media: MediaCache,
+        clips: ClipCache,
         most_prompt_tokens: int | None = None,
     ) -> None:
         """Begin a step; its chunks of prompts may have `most_prompt_tokens` tokens together, all of it if None."""
@@ -85,8 +87,9 @@ class StepBuilder:
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self._attention_chunks = config.attention_chunks
         self._cuts_prompts = config.enable_chunked_prefill
-        self._adapters, self._media = adapters, media
+        self._adapters, self._media, self._clips = adapters, media, clips
         media.begin_step(config.max_num_batched_tokens)
+        clips.begin_step(config.max_num_batched_tokens)
         self._continued: list[Request] = []
         self._continued_rows = NO_DECODES
         self._decodes: list[tuple[Request, Chunk]] = []
@@ -292,8 +295,6 @@ class StepBuilder:
         chunks = tuple([chunk for _, chunk in rows])
         copies = tuple([tuple([(source, target) for target, source in each.items()]) for each in self._copies])
         adapter_loads = self._adapters.take_loads(), self._adapters.is_used
-        encodes = self._media.end_step()
-        plan = StepPlan(
-            step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes, self._continued_rows
-        )
+        encodes, decodes, clips = self._media.end_step(), self._continued_rows, self._clips.end_step()
+        plan = StepPlan(step_id, chunks, self.num_preempted, self.kind, copies, *adapter_loads, encodes, decodes, clips)
         return plan, [*self._continued, *[request for request, _ in rows]]

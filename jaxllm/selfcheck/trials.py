@@ -38,18 +38,20 @@ def _model_trials(config: EngineConfig) -> Iterator[Trial]:
                 yield from state_trials(op)
     model = make_model(config)
     yield from _matmul_trials(model.specs, model.ops)
-    if model.tower is not None:
-        yield from _matmul_trials(model.tower.specs, model.tower.ops)
-        if not model.tower.attention.implementation.startswith("xla"):
-            for shape in segment_shapes(model.tower.specs):
-                yield from segment_trials(model.tower.attention, shape)
+    for tower in (model.tower, model.encoder):
+        if tower is None:
+            continue
+        yield from _matmul_trials(tower.specs, tower.ops)
+        if not tower.attention.implementation.startswith("xla"):
+            for shape in segment_shapes(tower.specs):
+                yield from segment_trials(tower.attention, shape)
 
 
 def _attention_trials(config: EngineConfig) -> Iterator[Trial]:
     layers = config.model_config.layers
     soft_cap = next((layer.soft_cap for layer in layers if layer.soft_cap), None)
     has_sinks = any(layer.sinks for layer in layers)
-    for group in config.kv_groups:
+    for group in (*config.kv_groups, *config.cross_groups):
         op = group.attention
         if op.implementation == "xla":
             continue

@@ -11,6 +11,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.items import MediaPart, MediaSettings
 from jaxllm.media.prompt_data import read_prompt_data
 from jaxllm.params.checks import INT32_MAX, check_options, check_str, has_length, shown
+from jaxllm.text.encoder_prompts import split_prompt
 
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_ids")
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
@@ -34,6 +35,8 @@ class ParsedPrompt:
     """The prompt's images and videos in order of appearance, which are not fetched."""
     processor_options: Mapping[str, Any] | None = None
     """The prompt's mm_processor_kwargs."""
+    sound: Any = None
+    """What the encoder of an encoder-decoder is given, unchecked."""
     sampling: Mapping[str, Any] | None = None
     """Which frames of videos are taken, as `Sampling.merged` reads it; None: as the engine's arguments say."""
 
@@ -57,7 +60,10 @@ def parse_prompt(prompt: Any, label: str, media: MediaSettings | None = None) ->
     if isinstance(prompt, str):
         return ParsedPrompt(prompt)
     if isinstance(prompt, Mapping):
-        return _parse_mapping(prompt, label, media)
+        if media is None or media.clips is None:
+            return _parse_mapping(prompt, label, media)
+        decoder, sound = split_prompt(prompt, label)
+        return dataclasses.replace(_parse_mapping(decoder, label, None), sound=sound)
     if _is_id_list(prompt):
         return ParsedPrompt(None, prompt)
     message = f"{label}: a prompt is a str, a list of token ids, or a dict with 'prompt' or 'prompt_token_ids'"

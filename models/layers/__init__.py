@@ -4,6 +4,7 @@ Constructors run under `nnx.eval_shape`, so they allocate nothing. Weights are s
 """
 
 from .attention import Attention
+from .cross import CrossDecoderLayer
 from .decoder import DecoderLayer
 from .embedding import Embedding
 from .frame import EncoderFrame, Frame
@@ -16,6 +17,7 @@ from .params import declare
 __all__ = [
     "ACTIVATIONS",
     "Attention",
+    "CrossDecoderLayer",
     "DecoderLayer",
     "Embedding",
     "EncoderFrame",

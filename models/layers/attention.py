@@ -31,7 +31,8 @@ class Attention(nnx.Module):
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
         self.o = declare((d, n * h), ("embed", "heads"), dtype, 1)
         if spec.qkv_bias:
-            biases = [part._replace(name=f"{part.name}_bias") for part in self.heads]
+            self.biased = tuple(part for part in self.heads if spec.k_bias or part.name != "k")
+            biases = [part._replace(name=f"{part.name}_bias") for part in self.biased]
             self.qkv_bias = declare_merged(biases, (h,), ("head_dim",), cfg.num_shards, dtype)
         if spec.o_bias:
             self.o_bias = declare((d,), ("embed",), dtype)
@@ -47,8 +48,12 @@ class Attention(nnx.Module):
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated; queries alone if the layer borrows keys and values."""
-        qkv = linear(x_td, self.qkv, bias=self.qkv_bias if self.spec.qkv_bias else None)
-        q_tnh, *keys_values = split(qkv, self.heads)
+        has_all_biases = self.spec.qkv_bias and self.spec.k_bias
+        parts = split(linear(x_td, self.qkv, bias=self.qkv_bias if has_all_biases else None), self.heads)
+        if self.spec.qkv_bias and not has_all_biases:
+            biases = dict(zip(self.biased, split(self.qkv_bias[...][None], self.biased), strict=True))
+            parts = [x + biases[part] if part in biases else x for part, x in zip(self.heads, parts, strict=True)]
+        q_tnh, *keys_values = parts
         gate_tnh = keys_values.pop() if self.spec.output_gate else None
         if self.spec.qk_norm:
             q_tnh = self.q_norm(q_tnh)

@@ -177,6 +177,15 @@ class TowerSettings:
         return self.projector.output_size * (1 + len(self.deepstack))
 
 
+class ClipSettings(NamedTuple):
+    """The settings of an encoder of sound besides its layers."""
+
+    num_mels: int
+    """The bands of a spectrogram."""
+    num_frames: int
+    """The frames that it makes of a clip. The spectrogram has two columns for each."""
+
+
 class Grid(NamedTuple):
     """The numbers of frames (pairs of frames if a patch has two), of rows and of columns of patches."""
 

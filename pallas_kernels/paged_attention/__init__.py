@@ -8,12 +8,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from jax import Array
+from jax import Array, lax
 
 from pallas_kernels.implementations import PAGED_ATTENTION, load
 from pallas_kernels.pool_op import pick_pool_op
 
-from .layout import AttentionBatch, AttentionShape, FusedPool, KVPool, PairedPool, SplitPool, copy_blocks, to_pool_dtype
+from .layout import (
+    AttentionBatch,
+    AttentionShape,
+    FusedPool,
+    KVPool,
+    PairedPool,
+    SplitPool,
+    copy_blocks,
+    read_slots,
+    to_pool_dtype,
+)
 from .op import PoolAttention
 from .rope import Rope, rotate
 from .tiles import Tiles
@@ -119,6 +129,19 @@ class PagedAttention(PoolAttention):
             **self._device,
             **fused,
         )
+
+    def read(self, kv_pool: KVPool, slots_t: Array, *, layer: Array | int, num_layers: int) -> tuple[Array, Array]:
+        """Return the keys and values [t, k, h] that slots of a layer hold, in the dtype of queries.
+
+        They are as they were written: a step that writes them again changes nothing.
+        """
+        block_size = self.shape.block_size
+        rows_t = layer * (kv_pool[0].shape[0] // num_layers) + slots_t // block_size
+        held = read_slots(kv_pool, rows_t, slots_t % block_size)
+        if kv_pool[0].dtype != self.shape.kv_dtype:  # 8-bit floats, held as uint8
+            held = [lax.bitcast_convert_type(x, self.shape.kv_dtype) for x in held]
+        k_tkh, v_tkh = (x.astype(self.shape.dtype) for x in held)
+        return k_tkh, v_tkh
 
     def _check(self, q_tnh: Array, k_tkh: Array, v_tkh: Array, kv_pool: KVPool, num_layers: int) -> None:
         shape, t = self.shape, q_tnh.shape[0]

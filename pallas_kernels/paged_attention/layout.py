@@ -159,6 +159,21 @@ class AttentionBatch(NamedTuple):
         return self._replace(tile_seqs_i=self.tile_seqs_i[:0], tile_rows_i=self.tile_rows_i[:0])
 
 
+def read_slots(kv_pool: KVPool, rows_t: Array, offsets_t: Array) -> tuple[Array, Array]:
+    """Return the keys and values [t, k, h] of tokens in the pool's dtype; `rows_t` are on the pool's first axis."""
+    match kv_pool:
+        case FusedPool(kv):
+            # By one index: for two that are apart, a TPU's compiler would transpose the whole pool first.
+            heads_tk = rows_t[:, None] * kv.shape[1] + jnp.arange(kv.shape[1], dtype=jnp.int32)
+            k_tkh, v_tkh = jnp.split(kv.reshape(-1, kv.shape[3])[heads_tk * kv.shape[2] + offsets_t[:, None]], 2, -1)
+            return k_tkh, v_tkh
+        case PairedPool(k, v):
+            k_tkh = k[rows_t, :, :, offsets_t]
+            return k_tkh.reshape(*k_tkh.shape[:2], -1), v[rows_t, :, offsets_t // 2, :, offsets_t % 2]
+        case SplitPool(k, v):
+            return k[rows_t, :, :, offsets_t], v[rows_t, :, offsets_t]
+
+
 def copy_blocks[Pool: tuple[Any, ...]](kv_pool: Pool, sources_c: Array, targets_c: Array, *, num_layers: int) -> Pool:
     """Copy block `sources_c[i]` to `targets_c[i]` in every layer; donate the pool. A pair of null blocks does nothing.
 

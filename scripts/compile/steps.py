@@ -51,7 +51,7 @@ from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
-from jaxllm.execution.encoder import EncoderShape
+from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape

@@ -220,6 +220,7 @@ IMPORTED_AS = {
 OPTIONAL = {
     "jaxllm.engine.front.tracing": "otel",
     "jaxllm.engine.client.core_actor": "ray",
+    "jaxllm.media.audio.containers": "video",
     "jaxllm.media.frames": "video",
 }
 """The modules that import what an extra has, each with its extra."""

@@ -39,9 +39,11 @@ from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_ll
 from tests.loading.files import write_folder
 from tests.loading.mxfp4_files import GPT_OSS, quantized, read_tensors
 from tests.loading.mxfp4_files import QUANTIZED as MXFP4
+from tests.models.clips import RATE
 from tests.models.heads import model_folder
 from tests.models.heads import read_goldens as read_head_goldens
 from tests.models.tiny import folder, read_goldens
+from tests.models.whisper_cases import read_case, save_checkpoint
 
 NUM_DEVICES = 8
 QUANTIZED_DATA = Path(__file__).parents[1] / "data" / "quantized"
@@ -223,6 +225,27 @@ def with_pictures(family: str, **engine: Any) -> list[dict[str, Any]]:
     ]
 
 
+def with_clips(case: str, **engine: Any) -> list[dict[str, Any]]:
+    """Return HF's tokens and ours for clips that a decoder attends to, and the difference of log-probabilities."""
+    goldens = read_case(case).goldens
+    greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, logprobs=1)
+    prompts = [
+        {"prompt_token_ids": golden.prompt.tolist(), "multi_modal_data": {"audio": (golden.clip, RATE)}}
+        for golden in goldens
+    ]
+    with tempfile.TemporaryDirectory() as path:
+        arguments: dict[str, Any] = {"max_num_batched_tokens": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 9}
+        with LLM(save_checkpoint(case, Path(path)), dtype="float32", block_size=16, **arguments, **engine) as llm:
+            outputs = llm.generate(prompts, greedy, use_tqdm=False)
+    results = []
+    for golden, output in zip(goldens, outputs, strict=True):
+        tokens, expected = list(output.outputs[0].token_ids), golden.logprobs[len(golden.prompt) - 1 :].max(axis=-1)
+        found = [step[token].logprob for step, token in zip(output.outputs[0].logprobs or [], tokens, strict=True)]
+        error = float(np.abs(np.array(found) - expected).max())
+        results.append({"expected": golden.tokens.tolist(), "got": tokens, "error": error})
+    return results
+
+
 def with_head(case: str, size: int) -> list[dict[str, list[int]]]:
     """Return what HF's parts guess after each sequence of a draft head's goldens, and what the head guesses."""
     arguments: dict[str, Any] = {"max_num_batched_tokens": 128, "max_num_seqs": 8, "num_gpu_blocks_override": 33}
@@ -354,6 +377,7 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
     results["packed experts"] = with_packed_experts()
     results["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
     results["pictures"] = {case: with_pictures(case, tensor_parallel_size=2) for case in MEDIA_CASES}
+    results["clips"] = with_clips("base", tensor_parallel_size=2)
     results["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     results["int8"] = {size: in_int8(size, model) for size in (1, 4)}
     results["quantized"] = {

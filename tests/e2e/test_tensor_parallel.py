@@ -140,6 +140,13 @@ def test_prompts_with_pictures_equal_hf(results: dict[str, Any], case: str) -> N
         assert output["error"] < TOLERANCE
 
 
+def test_prompts_with_clips_equal_hf(results: dict[str, Any]) -> None:
+    assert len(results["clips"]) == 3
+    for output in results["clips"]:
+        assert output["got"] == output["expected"]
+        assert output["error"] < TOLERANCE
+
+
 @pytest.mark.parametrize("case", ADAPTED)
 def test_adapters_equal_hf(results: dict[str, Any], case: str) -> None:
     adapted = results["adapters"][case]

@@ -11,12 +11,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxllm.execution.compiler import StepCompiler, StepConfig
+from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.kv_pool import KVGroup
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.programs import Programs
+from jaxllm.execution.step_config import StepConfig
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family
 from pallas_kernels.paged_attention import AttentionShape, PagedAttention

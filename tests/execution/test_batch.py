@@ -12,7 +12,16 @@ import pytest
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.batch import build, num_token_rows
 from jaxllm.execution.kept_rows import KeptRows
-from jaxllm.execution.packing import BatchShape, Bucket, BufferPool, allocate, make_buckets, pick_bucket, unpack
+from jaxllm.execution.packing import (
+    BatchShape,
+    Bucket,
+    BufferPool,
+    CrossShape,
+    allocate,
+    make_buckets,
+    pick_bucket,
+    unpack,
+)
 from jaxllm.execution.rows import least_sampling
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.sampling_params import SamplingParams
@@ -45,14 +54,37 @@ def step(
     extra_args: Any = (),
     attention_chunks: tuple[int | None, ...] = (None,),
     has_media: bool = False,
+    cross: CrossShape | None = None,
 ):
-    tiles = (query_tile,) * len(attention_chunks)
-    shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args, has_media=has_media)
+    tiles, others = (query_tile,) * len(attention_chunks), {"has_media": has_media, "cross": cross}
+    shape = BatchShape(Bucket(*bucket), 6, tiles, attention_chunks, row_alignment, extra_args, **others)
     plan = StepPlan(step_id=0, others=chunks, num_preempted=0)
-    settings = KeptRows(len(chunks), len(attention_chunks), shape.max_blocks).take(plan)
+    settings = KeptRows(len(chunks), len(attention_chunks), shape.max_blocks, cross.max_blocks if cross else 0).take(
+        plan
+    )
     of_rows = [(masks or {}).get(row) for row in range(plan.num_rows)]
     inputs = build(plan, allocate(shape), BLOCK_SIZE, 70, of_rows, settings)
     return inputs, unpack(inputs.buffers.ints, inputs.buffers.floats, shape)
+
+
+def test_tokens_stand_for_the_last_frames_of_their_clips() -> None:
+    first, second = array("i", [5, 2, 9]), array("i", [1, 7, 3])
+    _, arrays = step(
+        make_chunk("a", 9, [50], [3, 1, 7], clip_blocks=first),
+        make_chunk("b", 0, [51, 52, 53], [4], clip_blocks=second),
+        make_chunk("c", 0, [54, 55], [6], clip_blocks=first),
+        cross=CrossShape(num_frames=10, max_blocks=3, query_tile=2),
+    )
+    [cross] = arrays.cross
+    assert cross.block_tables_sm[:4].tolist() == [list(first), list(second), list(first), [0, 0, 0]]
+    assert cross.context_lens_s[:4].tolist() == [10, 10, 10, 0]
+    # Blocks have 4 slots: the last frame, the 9th from 0, is in the second slot of a clip's last block.
+    assert cross.slots_t[:7].tolist() == [37, 31, 12, 13, 36, 37, 0]
+    assert arrays.placements[0].context_lens_s[:4].tolist() == [10, 3, 2, 0]
+    assert int(cross.num_tiles) == 3
+    assert cross.tile_seqs_i[:3].tolist() == [1, 1, 2]
+    assert cross.tile_rows_i[:3].tolist() == [1, 3, 4]
+    assert len(arrays.batches(decodes_only=False)) == 2
 
 
 def test_tokens_lie_end_to_end_and_padding_is_neutral() -> None:

@@ -105,3 +105,16 @@ def test_chunks_take_no_more_than_all_sequences_do() -> None:
     assert layout.num_blocks(60) == (60, 1 + 60 // 5)
     assert layout.num_blocks(10) == (10, 1 + 4)
     assert replace(layout, groups=(chunk,)).num_blocks(77) == (77,)
+
+
+def test_there_are_clips_for_as_many_requests_as_fit_and_a_quarter_more() -> None:
+    frames = replace(make_group(), num_layers=1)
+    layout = replace(LAYOUT, cross_groups=(frames,), num_frames=70)
+    assert layout.clip_blocks == 5
+    # A request of 100 tokens takes 7 blocks.
+    clips = {1: 2, 8: 2, 15: 3, 22: 4, 29: 5, 500: 5}
+    assert {most: layout.num_cross_blocks(most) for most in clips} == {most: 1 + 5 * clips[most] for most in clips}
+    assert layout.bytes(29) == 29 * BLOCK_BYTES + 26 * frames.block_bytes
+    fits = layout.bytes(22)
+    assert (layout.most_blocks(fits), layout.most_blocks(fits - 1)) == (22, 21)
+    assert LAYOUT.num_cross_blocks(29) == LAYOUT.clip_blocks == 0

@@ -29,7 +29,8 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, model_type: str) -> np.n
     if name.endswith(("_min", "_max")):
         return np.asarray((-1 if name.endswith("_min") else 1) * (0.5 + np.abs(noise)))
     if name.endswith(("bias", "sinks")):
-        return 0.5 * noise
+        # With large ones a Whisper says the same token again and again.
+        return (0.1 if model_type == "whisper" else 0.5) * noise
     if len(shape) <= 1:
         # The norm in a gated delta net has no offset.
         has_offset = model_type.startswith(OFFSET_TYPES) and not name.endswith("linear_attn.norm.weight")

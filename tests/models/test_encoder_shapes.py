@@ -6,7 +6,7 @@ import pytest
 
 from jaxllm.core_messages import MediaItem, MediaSpan
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.encoder import EncoderShape, check_item, encoder_shapes
+from jaxllm.execution.encoders.patches import EncoderShape, check_item, encoder_shapes
 from jaxllm.models.towers.settings import Projector, Tiling, TowerSettings
 
 pytestmark = pytest.mark.models

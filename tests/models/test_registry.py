@@ -32,7 +32,7 @@ def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str)
 
 
 @pytest.mark.parametrize(
-    "architecture", ["BloomForCausalLM", "MambaForCausalLM", "WhisperForConditionalGeneration", ""]
+    "architecture", ["BloomForCausalLM", "MambaForCausalLM", "T5ForConditionalGeneration", ""]
 )
 def test_what_is_like_none_is_near_none(architecture: str) -> None:
     with pytest.raises(ValueError, match=rf"^architecture '{architecture}' is not supported \(jaxllm"):

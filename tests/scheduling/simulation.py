@@ -14,10 +14,11 @@ import random
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxllm.core_messages import (
+    Clip,
     EngineCoreOutput,
     EngineCoreRequest,
     NextTokens,
@@ -30,6 +31,7 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.cache.block_pool import NULL_BLOCK
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
+from jaxllm.scheduling.clips import ClipEncode
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
 from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import kind_of, needs_token_counts, waits_for_last_token
@@ -71,6 +73,7 @@ def make_request(
     num_seats: int = 1,
     task: str | None = None,
     media: PromptMedia | None = None,
+    clip: Clip | None = None,
     **params: object,
 ) -> EngineCoreRequest:
     """Return a request; an int as prompt means that many tokens that no other request shares."""
@@ -92,11 +95,12 @@ def make_request(
         num_seats=num_seats,
         pooling_params=None if task is None else PoolingParams(task=task),
         media=media,
+        clip=clip,
     )
 
 
-def first_digest(salt: str | None) -> int:
-    return zlib.crc32((salt or "").encode())
+def first_digest(salt: str | None, clip: Clip | None = None) -> int:
+    return zlib.crc32((salt or "").encode() + (b"" if clip is None else clip.key))
 
 
 def extend_digest(digest: int, token_id: int, trait: bytes = b"") -> int:
@@ -163,7 +167,7 @@ def score(token_id: int, digest: int) -> TokenLogprobs:
 
 def generate_alone(request: EngineCoreRequest, max_model_len: int) -> Truth:
     """Generate one request by itself, written independently of the scheduler's code."""
-    digest, digests, outputs, traits = first_digest(request.cache_salt), array("q"), [], Traits(request)
+    digest, digests, outputs, traits = first_digest(request.cache_salt, request.clip), array("q"), [], Traits(request)
     for token_id in request.prompt_token_ids:
         digest = extend_digest(digest, token_id, traits[len(digests)])
         digests.append(digest)
@@ -213,12 +217,15 @@ class FakeDevice:
         self.states: list[int | None] = [None] * config.num_state_slots
         """What each slot of recurrent state has seen."""
         self.features = FeatureRows(config)
+        self.clips: list[bytes | None] = [None] * config.num_clip_blocks
+        """The key of the clip that each block has a part of."""
 
     def run(self, plan: StepPlan, truths: dict[str, Truth]) -> StepResult:
         self._check_shape(plan)
         for group, copies in enumerate(plan.copies):
             self._copy(group, copies)
         self.features.encode(plan.encodes)
+        self._encode_clips(plan.clips)
         inputs = [self._inputs(chunk) for chunk in plan.chunks]
         written: set[tuple[int, int]] = set()
         for chunk, token_ids in zip(plan.chunks, inputs, strict=True):
@@ -241,6 +248,18 @@ class FakeDevice:
         ]
         before_drafts = {row: tokens[:-1] for row, tokens in enumerate(sampled) if len(tokens) > 1}
         return StepResult(self._previous, logprobs, scores, (), _seconds(plan), before_drafts)
+
+    def _encode_clips(self, encodes: Sequence[ClipEncode]) -> None:
+        """Write clips, as before a step."""
+        written = [block_id for encode in encodes for block_id in encode.block_ids]
+        assert len(set(written)) == len(written), "two clips of a step are written to one block"
+        assert 0 not in written, "a clip is written to the null block"
+        num_frames = sum(encode.clip.num_frames for encode in encodes)
+        assert len(encodes) <= 1 or num_frames <= self.config.max_num_batched_tokens, "a step encodes too much"
+        for encode in encodes:
+            assert len(encode.block_ids) == self.config.clip_blocks
+            for block_id in encode.block_ids:
+                self.clips[block_id] = encode.clip.key
 
     def _check_shape(self, plan: StepPlan) -> None:
         lengths = [len(chunk.token_ids) for chunk in plan.chunks]
@@ -289,8 +308,13 @@ class FakeDevice:
     def _write(
         self, chunk: Chunk, token_ids: list[int], request: EngineCoreRequest, written: set[tuple[int, int]]
     ) -> None:
-        salt, traits = request.cache_salt, self.features.read(chunk, request)
-        digest = self.digests[0][self._slot(0, chunk, chunk.start - 1)] if chunk.start else first_digest(salt)
+        traits, digest = self.features.read(chunk, request), first_digest(request.cache_salt, request.clip)
+        assert (chunk.owner.clip_blocks is None) == (request.clip is None)
+        for block_id in chunk.owner.clip_blocks or ():
+            assert request.clip is not None
+            assert self.clips[block_id] == request.clip.key, f"{chunk.request_id} attends to another clip"
+        if chunk.start:
+            digest = self.digests[0][self._slot(0, chunk, chunk.start - 1)]
         for position, token_id in enumerate(token_ids, chunk.start):
             digest = extend_digest(digest, token_id, traits[position - chunk.start])
             for group, (digests, held) in enumerate(zip(self.digests, self.token_ids, strict=True)):

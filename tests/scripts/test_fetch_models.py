@@ -114,6 +114,28 @@ def test_a_folder_is_taken_out_of_one_package(tmp_path: Path, monkeypatch: pytes
         fetch(FOLDER, tmp_path / "other")
 
 
+def test_a_model_is_converted_out_of_all_its_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def convert(wheels: list[Path], folder: Path) -> None:
+        folder.mkdir()
+        for wheel, name in zip(wheels, FILES, strict=False):
+            with zipfile.ZipFile(wheel) as archive:
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_bytes(archive.read("data"))
+
+    model = replace(FOLDER, packages=("a==1", "b==2", "c==3"), convert=convert)
+    contents = dict(zip(model.packages, FILES.values(), strict=True))
+    serve(monkeypatch, {package: {"data": data} for package, data in contents.items()})
+    path = fetch(model, tmp_path)
+    assert is_present(model, tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+    def fail(wheels: list[Path], folder: Path) -> None:
+        raise ValueError("it is a picture")
+
+    with pytest.raises(FetchError, match="folder cannot be made of a==1, b==2, c==3: it is a picture"):
+        fetch(replace(model, convert=fail), tmp_path / "other")
+
+
 def test_the_command(
     downloads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -146,5 +168,6 @@ def test_the_models_of_the_quickstart_and_the_tests():
         "smollm2": "Apache-2.0",
         "gemma": "Gemma terms of use",
         "minilm": "Apache-2.0",
+        "whisper": "MIT",
     }
     assert all(len(model.sha256) == 64 and all("==" in each for each in model.packages) for model in MODELS.values())

@@ -120,6 +120,43 @@ def test_media_stay_where_messages_are_rewritten() -> None:
     assert render(*both, user(text("a"))).text == "system=<image>s\n\nd;user=a;"
 
 
+HEARS = msgspec.structs.replace(SEES, audio_placeholder="<audio>")
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        (
+            {"type": "input_audio", "input_audio": {"data": "UklG", "format": "wav"}},
+            "data:audio;base64,UklG",
+        ),
+        ({"input_audio": {"data": "UklG"}}, "data:audio;base64,UklG"),
+        ({"type": "audio_url", "audio_url": {"url": "https://example.com/a.mp3"}}, "https://example.com/a.mp3"),
+        ({"audio_url": "data:audio/wav;base64,UklG"}, "data:audio/wav;base64,UklG"),
+        ({"type": "audio", "url": "https://example.com/a.mp3"}, "https://example.com/a.mp3"),
+        ({"type": "audio", "path": "/a b.wav"}, "file:///a%20b.wav"),
+        ({"type": "audio", "audio": b"RIFF"}, b"RIFF"),
+    ],
+)
+def test_sounds(part: dict[str, Any], source: Any) -> None:
+    parsed = render(user(text("a"), {**part, "uuid": "bee"}, text("b")), media=HEARS)
+    [media] = parsed.media
+    assert (media.modality, media.source, media.uuid) == ("audio", source, "bee")
+    assert parsed.text == "user=a<audio>b;"
+    parsed = render(user(text("a"), part), media=HEARS, template=STRINGS)
+    assert parsed.text == "user=<audio>\na;"
+    with pytest.raises(VLLMValidationError, match="must not have '<audio>' in a text"):
+        render(user(text("<audio>"), part), media=HEARS)
+
+
+def test_a_sound_and_its_rate() -> None:
+    samples = np.zeros((2, 5), np.float32)
+    [media] = render(user({"type": "audio", "audio": (samples, 8000)}), media=HEARS).media
+    assert isinstance(media.source, tuple)
+    assert media.source[0] is samples
+    assert media.source[1] == 8000
+
+
 def test_counts_are_limited_before_anything_is_fetched() -> None:
     few = msgspec.structs.replace(SEES, video_placeholder=None, limits={"image": 2})
     assert len(render(user(IMAGE), user(IMAGE), media=few).media) == 2
@@ -162,8 +199,12 @@ def test_a_model_takes_images_if_it_sees_and_its_limit_leaves_some() -> None:
         ({"type": "image_embeds", "image_embeds": ""}, "needs 'image_embeds': an array in base64"),
         ({"type": "image_embeds", "image_embeds": {"rows": "aa"}}, "needs 'image_embeds': an array in base64"),
         ({"type": "prompt_embeds", "prompt_embeds": "aa"}, "'prompt_embeds' are not supported: embeddings of text"),
-        ({"type": "input_audio", "input_audio": {}}, "'input_audio' are not supported: this engine takes no audio"),
-        ({"audio_url": "http://x"}, "'audio_url' are not supported: this engine takes no audio"),
+        ({"type": "input_audio", "input_audio": {}}, "needs 'input_audio': a dict with the sound's file as 'data'"),
+        ({"type": "input_audio", "input_audio": "http://x"}, "needs 'input_audio': a dict with the sound's file"),
+        ({"type": "input_audio", "input_audio": {"data": 3, "format": "wav"}}, "needs 'input_audio'"),
+        ({"type": "audio", "audio": np.zeros((2, 2, 2))}, "needs 'audio': a URL, a path, an array of floats"),
+        ({"type": "audio_embeds", "audio_embeds": "aa"}, "'audio_embeds' are not supported: embeddings of sounds"),
+        ({"audio_url": "http://x"}, r"At most 0 audio\(s\) may be provided in one prompt\.$"),
         ({"type": "input_file"}, "'input_file' are not supported: files are not read"),
         ({"type": "image", "image": "a/" * 2049}, "'image' must have at most 4096 characters as a path, got 4098"),
         ({"type": "video", "path": "a" * 4097}, "'path' must have at most 4096 characters as a path, got 4097"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -63,6 +64,28 @@ def test_uuids() -> None:
         (False, None),
         (False, "v"),
     ]
+
+
+def test_forms_of_sounds() -> None:
+    """An array of several sounds is one item for each, as in vLLM; a pair of an array and its rate is one."""
+    hears = msgspec.structs.replace(SEES, audio_placeholder="<audio>")
+    one, two, pair, data = np.zeros(3), np.zeros((2, 3)), (np.zeros((2, 3)), 8000), b"RIFF"
+    for value, sources in (
+        (one, [one]),
+        (two, [two[0], two[1]]),
+        (pair, [pair]),
+        (data, [data]),
+        ([one, pair, data], [one, pair, data]),
+        (None, []),
+    ):
+        parsed = parse_prompt({"prompt": "a", "multi_modal_data": {"audio": value}}, "prompt", hears)
+        assert [part.modality for part in parsed.media] == ["audio"] * len(sources)
+        for part, source in zip(parsed.media, sources, strict=True):
+            assert type(part.source) is type(source)
+            np.testing.assert_equal(part.source, source)
+    for wrong in ([two], [[0.5]], (one, "8000"), ([0.5], 8000), {"audio_embeds": two}, np.zeros((1, 2, 3, 4))):
+        with pytest.raises(VLLMValidationError, match=r"\['audio'\]\[\d\]: must be an array of floats \[n\], a pair"):
+            parse_prompt({"prompt": "a", "multi_modal_data": {"audio": wrong}}, "prompt", hears)
 
 
 def test_options_go_with_the_prompt() -> None:
@@ -125,9 +148,10 @@ def test_none_stands_for_all_items_that_have_names() -> None:
 @pytest.mark.parametrize(
     ("data", "uuids", "match", "parameter"),
     [
-        ([PICTURE], None, "'multi_modal_data' must be a dict with the keys image, video", "multi_modal_data"),
-        ({"audio": 1}, None, r"\['multi_modal_data'\]: 'audio' is not supported: this engine takes no audio", "data"),
-        ({"smell": 1}, None, "'smell' is not supported: the keys are image, video", "data"),
+        ([PICTURE], None, "'multi_modal_data' must be a dict with the keys image, video, audio", "multi_modal_data"),
+        ({"audio": 1}, None, r"\['audio'\]\[0\]: must be an array of floats \[n\], a pair .*, got 1 \(int\)", "data"),
+        ({"audio": np.zeros(3)}, None, r"\['audio'\]\[0\]: At most 0 audio\(s\) may be provided", "data"),
+        ({"smell": 1}, None, "'smell' is not supported: the keys are image, video, audio", "data"),
         ({"image": 3}, None, r"\['image'\]\[0\]: must be a PIL image, an array .*, got 3 \(int\)", "data"),
         ({"image": [PICTURE, "http://x"]}, None, r"\['image'\]\[1\]: must be a PIL image", "data"),
         (

@@ -101,6 +101,7 @@ class EngineCore(HoldsAdapters):
                 self._validate(request.sampling_params)
             if request.media is not None:
                 self._runner.check_media(request.media)
+            self._runner.check_clip(request.clip)
         except VLLMValidationError as error:
             self._refuse(sequences, RequestError.of(error))
             return
@@ -228,8 +229,8 @@ class EngineCore(HoldsAdapters):
         return self._scheduler.num_computed_tokens(sequence_id)
 
     def reset_encoder_cache(self) -> bool:
-        """Forget all encoded images and videos and return True; do nothing and return False while some are needed."""
-        return self._scheduler.media.forget_all()
+        """Forget all that is encoded and return True; do nothing and return False while some of it is needed."""
+        return self._scheduler.clips.forget_all() and self._scheduler.media.forget_all()
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.

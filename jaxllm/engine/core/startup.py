@@ -440,6 +440,8 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         num_state_slots=layout.num_slots,
         num_media_rows=compiler.config.num_media_rows,
         sees_both_sides=config.model_config.sees_both_sides,
+        num_clip_blocks=layout.num_cross_blocks(prepared.num_blocks),
+        clip_blocks=layout.clip_blocks,
         num_adapter_slots=args.max_loras if args.enable_lora else 0,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=args.scheduling_policy,

@@ -78,7 +78,7 @@ class InputProcessor:
         """Ask the core through `check_in_core` whether it would refuse a request; if None, it refuses on arrival."""
         self._pooling, self._tokenizer, self._media = pooling, tokenizer, media
         self._reader = _make_reader(media, tokenizer)
-        self._prompts = PromptEncoder(tokenizer, limits, pooling, self._reader)
+        self._prompts = PromptEncoder(tokenizer, limits, pooling, self._reader, None if media is None else media.clips)
         self._limits = limits
         self._params = ParamsResolver(tokenizer, limits, generation_config, check_in_core)
         self._seed = seed
@@ -313,6 +313,7 @@ class InputProcessor:
             pooling_params=pooling,
             pair_start=prompt.pair_start,
             media=prompt.media,
+            clip=prompt.clip,
         )
         late = None if pooling is None else pooling.late_chunking_params
         chunks = None if late is None else find_chunks(prompt.text, prompt.token_ids, late.chunk_size, self._tokenizer)
@@ -320,7 +321,7 @@ class InputProcessor:
 
 
 def _make_reader(media: MediaSettings | None, tokenizer: Tokenizer | None) -> MediaReader | None:
-    if media is None or media.text_only or tokenizer is None:
+    if media is None or media.text_only or media.clips is not None or tokenizer is None:
         return None
     from jaxllm.media.reader import MediaReader  # which loads numpy and Pillow
 

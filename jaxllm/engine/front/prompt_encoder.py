@@ -7,7 +7,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxllm.core_messages import PromptMedia
+from jaxllm.core_messages import Clip, PromptMedia
 from jaxllm.engine.front.params_resolver import InputLimits, refusal
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import is_unicode, shown
@@ -15,6 +15,7 @@ from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
 if TYPE_CHECKING:
+    from jaxllm.media.items import ClipInput
     from jaxllm.media.reader import MediaReader
     from jaxllm.resolve.pooling_settings import PoolingSettings
 
@@ -30,6 +31,8 @@ class EncodedPrompt(NamedTuple):
     """The position of the first token of a pair's second text; None for a single text."""
     media: PromptMedia | None = None
     """The images and videos of the prompt; None if it has none."""
+    clip: Clip | None = None
+    """What the decoder of an encoder-decoder attends to; None in other models."""
 
 
 class PromptEncoder:
@@ -41,8 +44,10 @@ class PromptEncoder:
         limits: InputLimits,
         pooling: PoolingSettings | None,
         media: MediaReader | None = None,
+        clips: ClipInput | None = None,
     ) -> None:
         self._tokenizer, self._limits, self._pooling, self._media = tokenizer, limits, pooling, media
+        self._clips = clips
 
     def encode(
         self, prompts: Sequence[ParsedPrompt], labels: Sequence[str], options: Mapping[str, Any] | None, *, pools: bool
@@ -62,6 +67,8 @@ class PromptEncoder:
             of_text = [i for i in places if prompts[i].pair is None and not prompts[i].media]
             rows = [i for i in of_text if prompts[i].is_templated is is_templated]
             adds_special = not is_templated if how.add_special_tokens is None else how.add_special_tokens
+            # An encoder-decoder's tokenizer would end the prompt.
+            adds_special = adds_special and self._clips is None
             encoded |= self._encode(prompts, rows, labels, how, adds_special, pools=pools)
         others = self._encode_pairs(prompts, labels, how)
         others |= {
@@ -69,10 +76,26 @@ class PromptEncoder:
             for i, prompt in enumerate(prompts)
             if prompt.media
         }
-        return [
+        all_encoded = [
             others[i] if i in others else self._encoded(prompt, encoded[i], how, labels[i])
             for i, prompt in enumerate(prompts)
         ]
+        if self._clips is None:
+            return all_encoded
+        parts = zip(prompts, all_encoded, labels, strict=True)
+        return [self._with_clip(prompt, encoded, label, self._clips) for prompt, encoded, label in parts]
+
+    def _with_clip(self, prompt: ParsedPrompt, encoded: EncodedPrompt, label: str, clips: ClipInput) -> EncodedPrompt:
+        """Return an encoder-decoder's prompt, which begins with its start token, with what it attends to."""
+        if prompt.sound is None:
+            message = "needs sound to attend to: send it as 'audio' in 'multi_modal_data'"
+            raise refusal(label, message, "multi_modal_data", None)
+        from jaxllm.media.audio.encoder_clips import read_clip  # which loads numpy
+
+        ids = encoded.token_ids
+        starts = [] if ids[:1] == [clips.start_token_id] else [clips.start_token_id]
+        clip = read_clip(prompt.sound, clips, f"{label}['multi_modal_data']['audio']")
+        return encoded._replace(token_ids=[*starts, *ids], clip=clip)
 
     def _encode_media(
         self, prompt: ParsedPrompt, token_ids: list[int] | None, how: EncodeOptions, label: str
@@ -167,6 +190,8 @@ class PromptEncoder:
 
     def _check_ids(self, token_ids: Sequence[Any] | None, label: str) -> list[int]:
         """Return the ids as plain ints within the vocabulary; at least one."""
+        if token_ids is not None and len(token_ids) == 0 and self._clips is not None:
+            return []  # its start token is added
         if token_ids is None or len(token_ids) == 0:
             raise refusal(label, "The decoder prompt cannot be empty; it needs at least one token", "prompt", token_ids)
         ids = list(token_ids)

@@ -54,4 +54,6 @@ def _text(prompt: Any) -> str:
 
 
 def _has_media(prompt: Any) -> bool:
-    return bool(prompt.get("multi_modal_data") if isinstance(prompt, Mapping) else getattr(prompt, "media", None))
+    if isinstance(prompt, Mapping):
+        return bool(prompt.get("multi_modal_data") or prompt.get("encoder_prompt"))
+    return bool(getattr(prompt, "media", None)) or getattr(prompt, "sound", None) is not None

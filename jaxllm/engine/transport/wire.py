@@ -120,7 +120,7 @@ def encode_to_core(message: ToCore) -> list[bytes | memoryview]:
     if not isinstance(message, Add):
         return _bounded([b"", _encoder.encode(message)])
     request = message.request
-    cut = [] if request.media is None else [_cut(item.patches) for item in request.media.items]
+    cut = [_cut(numbers) for numbers in _numbers(request)]
     head = msgspec.structs.replace(_with_patches(request, [b""] * len(cut)), prompt_token_ids=[])
     prompt = array("i", request.prompt_token_ids).tobytes()
     body = _encoder.encode(Add(head, [len(pieces) for pieces in cut]))
@@ -146,6 +146,12 @@ def decode_to_core(frames: Sequence[bytes | memoryview]) -> ToCore:
         raise FrameError(f"{type(error).__name__}: {error}", request_id) from error
 
 
+def _numbers(request: EngineCoreRequest) -> list[bytes]:
+    """Return the patches of a request's images and videos, and the spectrogram of its clip."""
+    patches = [] if request.media is None else [item.patches for item in request.media.items]
+    return patches if request.clip is None else [*patches, request.clip.mels]
+
+
 def _cut(patches: bytes) -> list[memoryview]:
     """Return an item's patches as the contents of its frames, at least one."""
     view = memoryview(patches)
@@ -162,8 +168,11 @@ def _joined(frames: Sequence[bytes | memoryview], num_frames: Sequence[int]) -> 
 
 
 def _with_patches(request: EngineCoreRequest, patches: Sequence[bytes]) -> EngineCoreRequest:
-    """Return a request with other numbers of its images and videos' patches."""
-    media = request.media
+    """Return a request with other `_numbers`."""
+    media, clip = request.media, request.clip
+    if clip is not None:
+        *patches, mels = patches
+        request = msgspec.structs.replace(request, clip=msgspec.structs.replace(clip, mels=mels))
     if media is None:
         return request
     pairs = zip(media.items, patches, strict=True)

@@ -1,0 +1,1 @@
+"""The programs that encode the media of prompts, and their inputs."""

@@ -1,0 +1,1 @@
+"""Decode sounds and turn them into what audio towers read."""

@@ -1,0 +1,30 @@
+"""Make a prompt's sound into the clip that the encoder of an encoder-decoder takes."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from jaxllm.core_messages import Clip
+from jaxllm.media.audio.blocks import AudioLimits
+from jaxllm.media.audio.decode import decode_audio
+from jaxllm.media.audio.log_mel import HOP, RATE, log_mel
+from jaxllm.media.errors import MediaError
+from jaxllm.media.items import ClipInput, field_of
+
+
+def read_clip(source: Any, takes: ClipInput, label: str) -> Clip:
+    """Return the clip of a sound in a form that `decode_audio` takes; silence fills it up to the encoder's length.
+
+    Raises MediaError, which names `label`, for what cannot be read and for what is longer.
+    """
+    num_samples = 2 * takes.num_frames * HOP
+    try:
+        samples = decode_audio(source, RATE, AudioLimits(max_seconds=num_samples / RATE))
+        if len(samples) < HOP:
+            raise MediaError(f"the audio has less than {HOP / RATE:g} s: send a longer one.")
+    except MediaError as error:
+        raise MediaError(f"{label}: {error}", parameter=field_of(label)) from None
+    # Resampling may round the number of samples up.
+    mels = log_mel(samples[:num_samples], takes.num_mels, num_samples)
+    return Clip(key=hashlib.sha256(mels.tobytes()).digest(), mels=mels.tobytes(), num_frames=takes.num_frames)

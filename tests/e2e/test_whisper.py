@@ -1,0 +1,138 @@
+"""`LLM` with tiny Whispers: HF's tokens, in every form of a prompt and beside other requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling_params import BeamSearchParams
+from tests.models.clips import RATE
+from tests.models.whisper_cases import Golden, read_case, save_checkpoint, text_of
+from tests.quick_engine import quick_compile
+
+__all__ = ["quick_compile"]
+TOLERANCE = 1e-4
+PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=1, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> LLM:
+    """Have room for two requests of the longest kind, prompts in chunks, and three clips."""
+    folder = save_checkpoint("base", tmp_path_factory.mktemp("whisper"))
+    limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    return LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, **limits)
+
+
+def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
+    """Return a golden's prompt, with the clip of another if there is one."""
+    return {
+        "prompt_token_ids": golden.prompt.tolist(),
+        "multi_modal_data": {"audio": ((clip or golden).clip, RATE)},
+    }
+
+
+def check(output: Any, golden: Golden) -> None:
+    for completion in output.outputs:
+        assert list(completion.token_ids) == golden.tokens.tolist()
+        found = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        expected = golden.logprobs[len(golden.prompt) - 1 :].max(axis=-1)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_tokens_match_hf_alone_and_beside_others(llm: LLM) -> None:
+    goldens = read_case("base").goldens
+    for golden in goldens:
+        check(llm.generate(of(golden), PARAMS)[0], golden)
+    several = [*goldens, *reversed(goldens)] * 2  # more than there is room for
+    for output, golden in zip(llm.generate([of(each) for each in several], PARAMS), several, strict=True):
+        check(output, golden)
+
+
+def test_a_prompt_is_computed_anew_for_another_clip(llm: LLM) -> None:
+    first, *_, long = read_case("base").goldens
+    assert len(long.prompt) > 16, "the prompt fills no block"
+    assert llm.reset_prefix_cache()
+    [other] = llm.generate(of(long, clip=first), PARAMS)
+    [output] = llm.generate(of(long), PARAMS)
+    check(output, long)
+    assert not output.num_cached_tokens
+    with pytest.raises(AssertionError):
+        check(other, long)
+    [again] = llm.generate(of(long), PARAMS)
+    check(again, long)
+    assert again.num_cached_tokens == 16
+
+
+def test_all_outputs_of_a_request_share_its_clip(llm: LLM) -> None:
+    golden = read_case("base").goldens[-1]
+    params = SamplingParams(n=3, temperature=0, max_tokens=12, logprobs=1, ignore_eos=True)
+    [output] = llm.generate(of(golden), params)
+    assert len(output.outputs) == 3
+    check(output, golden)
+
+
+def test_prompts_are_scored_as_hf_scores_them(llm: LLM) -> None:
+    for golden in read_case("base").goldens[::2]:
+        [output] = llm.generate(of(golden), SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0))
+        first, *scored = output.prompt_logprobs or []
+        assert first is None
+        assert len(scored) == len(golden.prompt) - 1
+        for row, (token, of_row) in enumerate(zip(golden.prompt[1:].tolist(), scored, strict=True)):
+            assert abs(of_row[token].logprob - golden.logprobs[row, token]) < TOLERANCE
+
+
+def test_beams_share_their_clip(llm: LLM) -> None:
+    """With one beam a search is greedy."""
+    golden = read_case("base").goldens[0]
+    params = BeamSearchParams(beam_width=1, max_tokens=len(golden.tokens), ignore_eos=True)
+    [output] = llm.beam_search([of(golden)], params)
+    assert output.sequences[0].tokens == [*golden.prompt.tolist(), *golden.tokens.tolist()]
+    params = BeamSearchParams(beam_width=3, max_tokens=len(golden.tokens), ignore_eos=True)
+    [wider] = llm.beam_search([of(golden)], params)
+    assert wider.sequences[0].cum_logprob >= output.sequences[0].cum_logprob - TOLERANCE
+
+
+def test_all_forms_of_a_prompt_are_read(llm: LLM) -> None:
+    golden = read_case("base").goldens[0]
+    audio = {"audio": (golden.clip, RATE)}
+    ids, text = golden.prompt.tolist(), text_of(golden.prompt)
+    for decoder in (text, ids, {"prompt": text}, {"prompt_token_ids": ids}, ids[1:]):
+        prompt = {"encoder_prompt": {"prompt": "", "multi_modal_data": audio}, "decoder_prompt": decoder}
+        [output] = llm.generate(prompt, PARAMS)
+        assert output.prompt_token_ids == ids
+        check(output, golden)
+    check(llm.generate({"prompt": text, "multi_modal_data": {"audio": [audio["audio"]]}}, PARAMS)[0], golden)
+    stereo = np.stack((golden.clip, golden.clip), axis=1)
+    check(llm.generate({"prompt": text, "multi_modal_data": {"audio": (stereo, RATE)}}, PARAMS)[0], golden)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ("w3 w4", "sound"),
+        ({"prompt": "w3"}, "sound"),
+        ({"encoder_prompt": "w3", "decoder_prompt": "w4"}, "sound alone"),
+        ({"encoder_prompt": {"prompt": ""}, "decoder_prompt": "w4", "prompt": "w5"}, "'prompt'"),
+        ({"prompt": "w3", "multi_modal_data": {"image": 3}}, "audio alone"),
+        ({"prompt": "w3", "multi_modal_uuids": {"audio": "x"}}, "multi_modal_uuids"),
+        ({"encoder_prompt": {"mm_processor_kwargs": {"fps": 1}}, "decoder_prompt": "w4"}, "mm_processor_kwargs"),
+        ({"encoder_prompt": {"prompt": ""}, "decoder_prompt": {"multi_modal_data": {"audio": 1}}}, "belong"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": [(np.zeros(999), RATE)] * 2}}, "At most 1"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.zeros(RATE + 1), RATE)}}, "longer than 1 s"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.zeros(9), RATE)}}, "less than 0.01 s"),
+        (
+            {"prompt": "w3", "multi_modal_data": {"audio": (np.zeros(0), RATE)}},
+            r"\['audio'\]: the audio has no samples",
+        ),
+        ({"prompt": "w3", "multi_modal_data": {"audio": (np.full(999, np.nan), RATE)}}, "not a number"),
+        ({"prompt": "w3", "multi_modal_data": {"audio": "clip.wav"}}, "must be"),
+        ({"prompt": "w3 " * 60, "multi_modal_data": {"audio": (np.zeros(999), RATE)}}, "48"),
+    ],
+)
+def test_other_prompts_are_refused(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(VLLMValidationError, match=message):
+        llm.generate(prompt, PARAMS)
