@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxllm.media.errors import MediaError
 
-MAX_BYTES = 256 << 20
+_MAX_BYTES = 256 << 20
 """The most bytes of an item's mono samples."""
-MAX_SECONDS = 600.0
+_MAX_SECONDS = 600.0
 """The longest sound, unless a caller cuts it into clips."""
 
 BLOCK = 16_384
@@ -27,9 +27,9 @@ type Blocks = Iterator[tuple[int, np.ndarray]]
 class AudioLimits:
     """What a sound may take. Both are counted in decoded samples."""
 
-    max_seconds: float | None = MAX_SECONDS
+    max_seconds: float | None = _MAX_SECONDS
     """None for no limit."""
-    max_bytes: int = MAX_BYTES
+    max_bytes: int = _MAX_BYTES
     """Bytes of mono float32 samples at the model's rate."""
 
 

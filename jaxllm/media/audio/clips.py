@@ -6,12 +6,12 @@ import numpy as np
 
 _WINDOW = 1600
 """The samples whose loudness is compared, as in vLLM: a tenth of a second."""
-CLIP_SECONDS, OVERLAP_SECONDS = 30, 1
+_CLIP_SECONDS, _OVERLAP_SECONDS = 30, 1
 """The longest clip, and the part of it, at its end, in which it may be cut: as in vLLM."""
 
 
 def split_clips(
-    samples: np.ndarray, rate: int, *, clip_seconds: float = CLIP_SECONDS, overlap_seconds: float = OVERLAP_SECONDS
+    samples: np.ndarray, rate: int, *, clip_seconds: float = _CLIP_SECONDS, overlap_seconds: float = _OVERLAP_SECONDS
 ) -> list[np.ndarray]:
     """Return views of a sound, float32 [n], that are all of it in order, each at most `clip_seconds` long.
 

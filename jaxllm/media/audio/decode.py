@@ -55,7 +55,9 @@ class _Gathered:
 
     def __init__(self, source_rate: float, rate: int, limits: AudioLimits) -> None:
         if not _MIN_RATE <= source_rate <= _MAX_RATE:
-            message = f"the audio has {source_rate:,.10g} samples a second, and may have {_MIN_RATE:,} to {_MAX_RATE:,}."
+            message = (
+                f"the audio has {source_rate:,.10g} samples a second, and may have {_MIN_RATE:,} to {_MAX_RATE:,}."
+            )
             raise MediaError(message)
         self._source_rate, self._rate, self._limits = source_rate, rate, limits
         self._resampler = None if source_rate == rate else soxr.ResampleStream(source_rate, rate, 1, "float32")
