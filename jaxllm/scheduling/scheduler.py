@@ -189,7 +189,8 @@ class Scheduler:
             step = StepBuilder(self.config, kind, self.adapters, self.media, self.clips, self._most_prompt_tokens(kind))
             shares = self._share_out(step, late)
             self._continue(step, late)
-            self._fill(step, late, shares)
+            if not self._leaves_prompts_out(step):
+                self._fill(step, late, shares)
             if shares and not step.num_planned:  # those that have shares cannot use them
                 self._fill(step, late, {})
             if self._speculation is not None:
@@ -235,6 +236,10 @@ class Scheduler:
                 num_prompt_tokens=min(num_missing, step.num_tokens),
             )
             step.begin_with(*rows)
+
+    def _leaves_prompts_out(self, step: StepBuilder) -> bool:
+        """Return whether a step with rows has them alone, although prompts are in line."""
+        return step.has_begun and bool(self._prompts) and self._prompts.shares.leaves_prompts_out(step.num_planned)
 
     def _fill(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
         if self._plan_running(step, late, shares):

@@ -9,8 +9,8 @@ environments. The parts:
 
 idle      requests one after the other, with prompts of 30 tokens: the time to the first token
 streams   1, 16 and 64 streams that begin at once, with prompts of 128 tokens
-long      32 streams; after some seconds a prompt of 8,000 tokens comes, and while that is read a short one: the times
-          between the streams' tokens before and meanwhile
+long      32 streams alone, and 32 streams to which a prompt of 8,000 tokens comes after some seconds, and a short one
+          while it is read: the times between the streams' tokens alone, and while the long prompt is read
 
 Figures are medians of rounds, and ratios those of the same round. Other load on the machine distorts them.
 """
@@ -112,7 +112,7 @@ def _servers(args: argparse.Namespace, model: Path, scratch: Path) -> Iterator[M
 def _idle(server: ServerProcess, source: Source, is_quick: bool) -> dict[str, float]:
     count = 2 if is_quick else NUM_IDLE
     answers = [asyncio.run(complete(server, [source.tokens(IDLE_PROMPT)], 2))[0] for _ in range(count)]
-    return {"ttft_ms_p50": statistics.median(each.reached[0] - each.began for each in answers) * 1e3}
+    return {"ttft_ms_p50": statistics.median(_ttft(each) for each in answers) * 1e3}
 
 
 def _streams(server: ServerProcess, source: Source, is_quick: bool) -> dict[str, float]:
@@ -123,7 +123,7 @@ def _streams(server: ServerProcess, source: Source, is_quick: bool) -> dict[str,
         answers = asyncio.run(complete(server, prompts, 8 if is_quick else ANSWER))
         seconds = time.monotonic() - began
         of_count = {"tokens_per_second": sum(each.num_tokens for each in answers) / seconds}
-        of_count |= _quantiles("ttft_ms", [each.reached[0] - each.began for each in answers])
+        of_count |= _quantiles("ttft_ms", [_ttft(each) for each in answers])
         of_count |= _quantiles("itl_ms", [gap for each in answers for gap in _gaps(each)])
         sample |= {f"{count}: {name}": value for name, value in of_count.items()}
     return sample
@@ -137,25 +137,33 @@ async def _beside(server: ServerProcess, source: Source, is_quick: bool) -> dict
     num_streams, num_tokens, length = (4, 60, 600) if is_quick else (NUM_BESIDE, BESIDE_ANSWER, LONG_PROMPT)
     lead = 2.0 if is_quick else LEAD_SECONDS
 
+    async def streams() -> list[tuple[float, float]]:
+        """Return the moments between which streams wait for a token, but for the streams' own prompts."""
+        answers = await asyncio.gather(*(_ask(server, source.tokens(16), num_tokens) for _ in range(num_streams)))
+        begin = max(each.reached[0] for each in answers)
+        return [pair for each in answers for pair in pairwise(each.reached) if pair[0] >= begin]
+
     async def later(seconds: float, length: int) -> Streamed:
         await asyncio.sleep(seconds)
         return await _ask(server, source.tokens(length), 2)
 
-    beside = asyncio.gather(later(lead, length), later(1.25 * lead, IDLE_PROMPT))
-    streams = await asyncio.gather(*(_ask(server, source.tokens(16), num_tokens) for _ in range(num_streams)))
-    long, short = await beside
-    moments = long.began, long.reached[0]
-    gaps = [pair for each in streams for pair in pairwise(each.reached)]
-    before = [b - a for a, b in gaps if b < moments[0]]
-    meanwhile = [b - a for a, b in gaps if b > moments[0] and a < moments[1]]
-    sample = {"long_ttft_ms": (moments[1] - moments[0]) * 1e3, "short_ttft_ms": (short.reached[0] - short.began) * 1e3}
-    sample |= _quantiles("itl_ms_before", before) | _quantiles("itl_ms_meanwhile", meanwhile)
-    return sample | {"itl_p99_meanwhile_by_before": sample["itl_ms_meanwhile_p99"] / sample["itl_ms_before_p99"]}
+    alone = await streams()
+    prompts = later(lead, length), later(1.25 * lead, IDLE_PROMPT)
+    beside, long, short = await asyncio.gather(streams(), *prompts)
+    meanwhile = [(a, b) for a, b in beside if b > long.began and a < long.reached[0]]
+    sample = {"long_ttft_ms": _ttft(long) * 1e3, "short_ttft_ms": _ttft(short) * 1e3}
+    for name, gaps in (("alone", alone), ("meanwhile", meanwhile)):
+        sample |= _quantiles(f"itl_ms_{name}", [b - a for a, b in gaps])
+    return sample | {"itl_p99_meanwhile_by_alone": sample["itl_ms_meanwhile_p99"] / sample["itl_ms_alone_p99"]}
 
 
 async def _ask(server: ServerProcess, prompt: Sequence[int], num_tokens: int) -> Streamed:
     body = {"prompt": prompt, "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
     return await stream(server.port, body)
+
+
+def _ttft(answer: Streamed) -> float:
+    return answer.reached[0] - answer.began
 
 
 def _gaps(answer: Streamed) -> list[float]:

@@ -100,6 +100,25 @@ def test_streams_beside_a_long_prompt_wait_at_most_twice_as_long():
     assert without.gaps() > 5 * alone.gaps()
 
 
+def test_a_slow_moment_before_a_long_prompt_does_not_last():
+    num_steps = itertools.count()
+
+    def hiccuping(num_tokens: int) -> float:
+        return cpu(num_tokens) * (2.0 if 60 <= next(num_steps) < 80 else 1.0)
+
+    settings = config(step_target=FAIR)
+    run = Run(settings, hiccuping, [*streams(32, 400), (8.0, make_request("long", 8000, max_tokens=2))])
+    plain = cpu(32)
+    of_long = [
+        (len(plan.chunks), plan.num_tokens)
+        for plan in run.plans[80:]
+        if plan.num_tokens > len(plan.chunks) == len(run.plans[79].chunks)
+    ]
+    assert len(of_long) > 100
+    late = [num_tokens for _, num_tokens in of_long[64:]]
+    assert max(map(cpu, late)) <= 1.8 * plain
+
+
 @pytest.mark.parametrize("milliseconds", [12, 21, 45])
 def test_on_an_accelerator_chunks_fill_the_buckets_that_keep_the_target(milliseconds: int):
     settings = config(step_target=StepTarget(milliseconds / 1e3), max_num_batched_tokens=8192)
@@ -132,7 +151,7 @@ def test_few_streams_do_not_hold_up_many_prompts():
 def test_a_target_that_decodes_alone_miss_leaves_prompts_a_few_tokens():
     run = Run(config(step_target=StepTarget(0.001)), cpu, [*streams(8, 300), (1.0, make_request("late", 800))])
     chunks = [len(chunk.token_ids) for plan in run.plans for chunk in plan.chunks if chunk.request_id == "late"]
-    assert chunks[:100] == [8] * 100
+    assert chunks[:100] == [4] * 100
 
 
 def test_a_short_prompt_passes_a_long_one_that_keeps_a_quarter():

@@ -8,8 +8,10 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
 
-_LEAST_TOKENS = 8
+_LEAST_TOKENS = 4
 """The tokens of prompts that a step may have however long it takes: every prompt comes to its end."""
+_PLAIN_EVERY = 32
+"""One in this many steps beside streams goes without prompts, where the time of such steps bounds the others'."""
 FIRST_SHARE = 4
 """The first prompt in line is sure of a step's prompt tokens divided by this."""
 
@@ -32,6 +34,20 @@ class PromptShares:
         self._threshold = config.long_prefill_token_threshold or config.max_num_batched_tokens
         self.short_prompts_pass = config.short_prompts_pass and config.policy == "fcfs"
         """Whether prompts share; otherwise the first in line takes all that it needs."""
+        self._num_mixed = 0
+        """The steps with streams and prompts since the last one that left the prompts out."""
+
+    def leaves_prompts_out(self, num_streams: int) -> bool:
+        """Return whether a step of `num_streams` streams leaves the prompts in line out, and count it.
+
+        Its time tells how long streams alone take. Without such steps, a slow moment before a long prompt would decide
+        how much of it steps have until its end.
+        """
+        target = self._target
+        if target is None or target.by_decodes * self._times.least_seconds(num_streams) <= target.seconds:
+            return False
+        self._num_mixed = (self._num_mixed + 1) % _PLAIN_EVERY
+        return not self._num_mixed
 
     def most_tokens(self, num_streams: int, num_prompts: int, *, are_beside: bool = True) -> int | None:
         """Return the most tokens of prompts in a step while `num_streams` streams run; None for no such limit.
