@@ -28,7 +28,9 @@ TOWERS = (
     "*vision_embedder.*",
 )
 """Tensors of images, which a model without its vision tower does not need."""
-OTHER_MODALITIES = (*TOWERS, "*audio_tower.*", "*embed_audio.*")
+AUDIO_TOWERS = ("*audio_tower.*",)
+"""Tensors of sounds, which a model without its audio tower does not need."""
+OTHER_MODALITIES = (*TOWERS, *AUDIO_TOWERS, "*embed_audio.*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +51,10 @@ class Family:
     marks: tuple[str, ...] = ("embed.table", "embed_norm.scale")
     """The parameters by which a checkpoint's prefixes are found."""
     vision: Family | None = None
-    """The vision tower of a wrapper. Its `config_from_hf` takes the wrapper's config.json, with the text model's width
-    and epsilon of norms in `text_config`, and its prefixes are of tower and projector."""
+    """The tower of a wrapper, which sees or hears. Its `config_from_hf` takes the wrapper's config.json, with the text
+    model's width and epsilon of norms in `text_config`, and its prefixes are of tower and projector."""
+    section: str = VISION
+    """Of a tower: the key of its settings in a wrapper's config.json."""
     encoder: Family | None = None
     """The encoder of an encoder-decoder. Its `config_from_hf` takes the same config.json."""
     leaves_out: tuple[str, ...] = ()
@@ -67,13 +71,14 @@ class Family:
     ) -> ModelConfig:
         """Read a config.json. The checkpoint's tensor names, if known, decide whether there is an output head.
 
-        The config has a vision tower if the family and the checkpoint have one, unless the model is not to see.
+        The config has a tower if the family and the checkpoint have one, unless the model is not to see or hear.
         Raises ValueError, with the key, for values that are malformed or not supported.
         """
         try:
             config = self.config_from_hf(hf)
-            if sees and self.vision is not None and hf.get(VISION) and self.vision.is_stored(tensor_names):
-                config = config.with_vision(self.vision.read_vision(hf, config))
+            tower = self.vision
+            if sees and tower is not None and hf.get(tower.section) and tower.is_stored(tensor_names):
+                config = config.with_vision(tower.read_vision(hf, config))
             if self.encoder is not None:
                 config = config.with_vision(self.encoder.config_from_hf(hf))
         except ValueError as error:

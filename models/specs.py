@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights import WeightFormat
 
 from .config import LayerSpec, ModelConfig
-from .family import TOWERS, Family
+from .family import AUDIO_TOWERS, TOWERS, Family
 from .layers.head import PoolingHead, head_names, taken_rows
 from .loop import LayerLoop
 from .names import Prefixes, TensorName
@@ -315,7 +315,10 @@ class ModelSpecs:
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
         ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
         if self.vision is not None:
-            ignored = tuple(pattern for pattern in ignored if pattern not in TOWERS)
+            tower = self.vision.config.tower
+            hears = tower is not None and tower.sound is not None
+            needed = (*TOWERS, *AUDIO_TOWERS) if hears else TOWERS
+            ignored = tuple(pattern for pattern in ignored if pattern not in needed)
             ignored += self.vision.ignored_tensors
         return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
 

@@ -1,12 +1,13 @@
-"""Find what images cost: their rows, the vision tower's parameters, the feature cache and the tower's programs."""
+"""Find what images and sounds cost: their rows, the tower's parameters, the feature cache and the tower's programs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from jaxllm.check.report import MediaReport, PictureRows
+from jaxllm.check.report import MediaReport, PictureRows, SoundRows
 from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import param_bytes
+from jaxllm.media.audio.processor import AudioProcessor
 from jaxllm.media.items import MediaSettings
 from jaxllm.media.processors import ImageProcessor
 from jaxllm.media.rules import find_rule
@@ -21,12 +22,14 @@ if TYPE_CHECKING:
 
 PICTURE = 448
 """The side of the picture, in pixels, with a program in the report."""
+SECONDS = 10.0
+"""The length of the short sound in the report."""
 _LARGE = 4096
 """The side of a picture that every processor resizes to the largest square, or nearly so."""
 
 
 def report_media(sized: Fit) -> MediaReport | None:
-    """Return what images cost an engine; None for a model that takes text only."""
+    """Return what images or sounds cost an engine; None for a model that takes text only."""
     tower, config, settings = sized.model.tower, sized.config, media_settings(sized.config)
     if tower is None or settings is None:
         return None
@@ -40,14 +43,30 @@ def report_media(sized: Fit) -> MediaReport | None:
             for side in (PICTURE, _LARGE)
             if (shape := _shape(settings, side)) is not None
         ],
+        sounds=_sounds(settings),
     )
 
 
+def _sounds(settings: MediaSettings) -> list[SoundRows]:
+    """Return the rows of a short sound and of the longest, for a model that hears."""
+    if settings.audio_placeholder is None:
+        return []
+    rule = find_rule(settings.config)
+    processor = AudioProcessor(settings.audio_processor, rule.clips)
+    longest = processor.most_samples / processor.rate
+    return [
+        SoundRows(seconds=seconds, rows=rule.count_rows(processor.shape(int(seconds * processor.rate))))
+        for seconds in sorted({min(SECONDS, longest), longest})
+    ]
+
+
 def encoder_programs(sized: Fit, compiler: StepCompiler) -> dict[str, EncoderShape]:
-    """Return the programs of most interest that encode images, by name: a small picture's, and the largest."""
+    """Return the programs of most interest that encode items, by name: a small picture's, and the largest."""
     shapes, tower, settings = compiler.encoder_shapes, sized.model.tower, media_settings(sized.config)
     if tower is None or settings is None:
         return {}
+    if tower.settings.sound is not None:
+        return {"encode a whole clip": shapes[-1]}
     programs = {"encode the largest image": shapes[-1]}
     if (picture := _shape(settings, PICTURE)) is not None:
         num_slots = count_slots(tower.settings, [Grid(*grid) for grid in picture.grids])

@@ -74,17 +74,27 @@ class PictureRows:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SoundRows:
+    """The rows, each in place of a token, that a sound takes."""
+
+    seconds: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MediaReport:
-    """The cost of images and videos; each device holds all of it."""
+    """The cost of images, videos and sounds; each device holds all of it."""
 
     tower_params: int
-    """Bytes of the vision tower's parameters, which are among the model's."""
+    """Bytes of the tower's parameters, which are among the model's."""
     cache_rows: int
-    """The rows of the feature cache: an image or video with more is refused."""
+    """The rows of the feature cache: an item with more is refused."""
     cache: int
     """Bytes of the feature cache, which are in the scratch."""
     pictures: list[PictureRows]
     """Empty if the checkpoint names no image processor."""
+    sounds: list[SoundRows] = field(default_factory=list)
+    """A short sound and the longest; empty for a model that hears none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,13 +71,17 @@ def _media(media: MediaReport | None) -> Iterator[str]:
     if media is None:
         return
     yield ""
-    rows = [("Images and videos, on each device", "GiB", "bytes")]
-    rows.append(_bytes_row("parameters of the vision tower, among the model's", media.tower_params))
+    items, tower = ("Sounds", "audio tower") if media.sounds else ("Images and videos", "vision tower")
+    rows = [(f"{items}, on each device", "GiB", "bytes")]
+    rows.append(_bytes_row(f"parameters of the {tower}, among the model's", media.tower_params))
     rows.append(_bytes_row(f"feature cache of {media.cache_rows:,} rows, in the scratch", media.cache))
     yield from _table(rows)
     for picture in media.pictures:
         refused = "" if picture.rows <= media.cache_rows else ": refused, raise --max-num-batched-tokens for it"
         yield f"  a picture of {picture.side:,} x {picture.side:,} pixels takes {picture.rows:,} rows{refused}"
+    for sound in media.sounds:
+        refused = "" if sound.rows <= media.cache_rows else ": refused, raise --max-model-len for it"
+        yield f"  a sound of {sound.seconds:g} s takes {sound.rows:,} rows{refused}"
 
 
 def _blocks(group: GroupReport, block_size: int) -> str:

@@ -293,9 +293,11 @@ class ModelRunner:
         if encode.item.is_encoded:
             program = self._places[Upkeep.WRITE_MEDIA]
             return [EncodeLaunch(program, arrays) for arrays in written_inputs(settings, encode, num_media_rows)]
-        shape, batch, slots = encoder_inputs(settings, encode, compiler.encoder_shapes, num_media_rows)
-        arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
-        return [EncodeLaunch(self._places[shape], [*arrays, slots])]
+        launches = []
+        for shape, batch, slots in encoder_inputs(settings, encode, compiler.encoder_shapes, num_media_rows):
+            arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
+            launches.append(EncodeLaunch(self._places[shape], [*arrays, slots]))
+        return launches
 
     def _encode_clip(self, encode: ClipEncode) -> EncodeLaunch:
         [shape], encoder = self.compiler.clip_shapes, self.compiler.model.encoder

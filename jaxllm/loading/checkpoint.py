@@ -42,6 +42,8 @@ class Checkpoint(ABC):
     image_processor: Mapping[str, Any] = MappingProxyType({})
     video_processor: Mapping[str, Any] = MappingProxyType({})
     """The settings of HF's processors of images and of videos; empty if the checkpoint has none."""
+    audio_processor: Mapping[str, Any] = MappingProxyType({})
+    """The settings of HF's feature extractor of sounds; empty if the checkpoint has none."""
     text_only: str = ""
     """Why a model reads text alone that could see, with the way out; "" for other models."""
     sentence_files: SentenceFiles | None = None

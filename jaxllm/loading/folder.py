@@ -46,6 +46,7 @@ class FolderCheckpoint(Checkpoint):
         self.generation_config = read_generation_config(folder, self.source)
         self.image_processor = read_processor(folder, self.source, "image")
         self.video_processor = read_processor(folder, self.source, "video")
+        self.audio_processor = read_feature_extractor(folder, self.source)
         self.sentence_files = read_files(folder, self.source)
         self._files: dict[str, tuple[SafetensorsFile, str]] = {}
         self.tensors: Mapping[str, TensorInfo] = self._open_files()
@@ -99,6 +100,7 @@ class DummyCheckpoint(Checkpoint):
         self.config = inner.config
         self.generation_config = inner.generation_config
         self.image_processor, self.video_processor = inner.image_processor, inner.video_processor
+        self.audio_processor = inner.audio_processor
         self.text_only = inner.text_only
         self.sentence_files = inner.sentence_files
         self.tensors = {}
@@ -129,6 +131,7 @@ class ConfigCheckpoint(Checkpoint):
         self.generation_config = read_generation_config(folder, self.source)
         self.image_processor = read_processor(folder, self.source, "image")
         self.video_processor = read_processor(folder, self.source, "video")
+        self.audio_processor = read_feature_extractor(folder, self.source)
         self.sentence_files = read_files(folder, self.source)
         self.tensors = {}
         self.is_gguf = False
@@ -171,6 +174,16 @@ def read_processor(folder: Path, source: str, modality: str) -> dict[str, Any]:
         settings = read_json(folder / name, source) if (folder / name).exists() else {}
         settings = settings.get(f"{modality}_processor", settings)
         if isinstance(settings, dict) and settings.keys() & {f"{modality}_processor_type", "image_processor_type"}:
+            return settings
+    return {}
+
+
+def read_feature_extractor(folder: Path, source: str) -> dict[str, Any]:
+    """Read the settings of HF's feature extractor of sounds, from the files that may have them; {} if none has."""
+    for name in PROCESSOR_NAMES[1:]:
+        settings = read_json(folder / name, source) if (folder / name).exists() else {}
+        settings = settings.get("feature_extractor", settings)
+        if isinstance(settings, dict) and "feature_extractor_type" in settings:
             return settings
     return {}
 

@@ -100,6 +100,7 @@ class HubCheckpoint(Checkpoint):
         self.generation_config = local.read_generation_config(small, source)
         self.image_processor = local.read_processor(small, source, "image")
         self.video_processor = local.read_processor(small, source, "video")
+        self.audio_processor = local.read_feature_extractor(small, source)
         self.sentence_files = read_files(small, source)
         self.tensors: Mapping[str, TensorInfo] = self._read_headers()
         self.is_gguf = False

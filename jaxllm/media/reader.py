@@ -135,7 +135,7 @@ class MediaReader:
 
     @cached_property
     def _audio_processor(self) -> AudioProcessor:
-        return AudioProcessor(self._settings.audio_processor)
+        return AudioProcessor(self._settings.audio_processor, self._expander.rule.clips)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:
@@ -362,7 +362,9 @@ class MediaReader:
         if part.modality == "audio":
             from jaxllm.media.audio.decode import decode_audio  # which loads libraries that images do not need
 
-            return decode_audio(source, self._audio_processor.rate, self._audio_processor.limits)
+            processor = self._audio_processor
+            # Resampling may round the number of samples up.
+            return decode_audio(source, processor.rate, processor.limits)[: processor.most_samples]
         return decode_video(source if part.metadata is None else (source, part.metadata), sampling)
 
     def _count_sound(self, num_samples: int, totals: _Totals) -> None:

@@ -21,6 +21,18 @@ Pieces = list[str | int]
 
 
 @dataclass(frozen=True)
+class Clips:
+    """How the sounds of a type of model become the clips that its tower takes."""
+
+    are_several: bool = False
+    """A sound that is longer than a clip is cut into several; else it is refused."""
+    are_whole: bool = False
+    """The silence that fills up a clip is heard; else what follows the sound is left out."""
+    are_apart: bool = False
+    """Loudness is relative to the loudest moment of the clip, not of the whole sound."""
+
+
+@dataclass(frozen=True)
 class Rule:
     """The placeholders of a type of model."""
 
@@ -36,6 +48,8 @@ class Rule:
     """True if videos become text with the seconds of their steps in time."""
     has_intervals: bool = False
     """True if the seconds between a video's steps in time space their positions."""
+    clips: Clips = Clips()
+    """How sounds become clips, for a model that hears."""
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -56,14 +70,14 @@ class Rule:
 def find_rule(config: Mapping[str, Any]) -> Rule:
     """Return the rule of a model with this config.json.
 
-    Raises VLLMValidationError for a type of model that takes no images here.
+    Raises VLLMValidationError for a type of model that takes text alone here.
     """
     model_type = config.get("model_type", "")
     if config.get("vision_config", {}).get("model_type") == "pixtral":
         model_type = "pixtral"
     if model_type not in _RULES:
         raise VLLMValidationError(
-            f"models of type {model_type!r} take no images; these do: {', '.join(sorted(_RULES))}",
+            f"models of type {model_type!r} take text alone; these take more: {', '.join(sorted(_RULES))}",
             parameter="model",
             value=model_type,
         )
@@ -359,15 +373,34 @@ def _llama4(config: Mapping[str, Any]) -> Rule:
     return Rule({"image": "<|image|>"}, {"image": "<|patch|>"}, pieces)
 
 
+FRAME_SAMPLES = 320
+"""The samples of a sound, 16,000 a second, that a frame of an audio tower stands for."""
+
+
 def _qwen2_audio(_: Mapping[str, Any]) -> Rule:
+    """A row is the mean of two frames."""
     tokens = {"audio": "<|AUDIO|>"}
+    return Rule(tokens, tokens, lambda shape: [math.ceil(shape.size[1] / FRAME_SAMPLES) // 2], _alone)
 
-    def of_samples(shape: ItemShape) -> Pieces:
-        columns = math.ceil(shape.size[1] / 160)
-        frames = (columns + 1) // 2  # after a convolution with a stride
-        return [frames // 2]  # and an average of pairs
 
-    return Rule(tokens, tokens, of_samples)
+def _voxtral(_: Mapping[str, Any]) -> Rule:
+    """A row is four frames, those of the silence that fills up the last clip among them."""
+    row = "[AUDIO]"
+    placeholders, clips = {"audio": "[BEGIN_AUDIO][AUDIO]"}, Clips(are_several=True, are_whole=True)
+
+    def pieces(shape: ItemShape) -> Pieces:
+        return of_rows(shape.num_patches // 4)
+
+    def of_rows(num_rows: int) -> Pieces:
+        return ["[BEGIN_AUDIO]", num_rows]
+
+    return Rule(placeholders, {"audio": row}, pieces, of_rows, clips=clips)
+
+
+def _glm_asr(_: Mapping[str, Any]) -> Rule:
+    """A row is four frames that the sound reaches."""
+    tokens, clips = {"audio": "<|pad|>"}, Clips(are_several=True, are_whole=True, are_apart=True)
+    return Rule(tokens, tokens, lambda shape: [math.ceil(shape.size[1] / FRAME_SAMPLES) // 4], _alone, clips=clips)
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
@@ -377,6 +410,7 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "glm46v": partial(_glm, says_seconds=True),
     "glm4v": _glm,
     "glm4v_moe": _glm,
+    "glmasr": _glm_asr,
     "idefics3": _idefics3,
     "internvl": _internvl,
     "llama4": _llama4,
@@ -393,4 +427,5 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3,
     "smolvlm": _smolvlm,
+    "voxtral": _voxtral,
 }

@@ -1,7 +1,8 @@
-"""Settle how an engine's prompts refer to images and videos."""
+"""Settle how an engine's prompts refer to images, videos and sounds."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,12 +14,16 @@ from jaxllm.media.rules import find_rule, most_rows
 from jaxllm.params.checks import check_int
 
 if TYPE_CHECKING:
+    from jaxllm.loading.checkpoint import Checkpoint
     from jaxllm.models.towers.settings import TowerSettings
     from jaxllm.resolve.engine_config import EngineConfig
 
-_MODALITIES: tuple[Modality, ...] = ("image", "video")
-_OTHERS: Mapping[str, int] = {"audio": 1, "vision_chunk": 0}
-"""The most items of other modalities that a prompt has here: an encoder-decoder's has one sound."""
+logger = logging.getLogger(__name__)
+
+_SEEN: tuple[Modality, ...] = ("image", "video")
+_MODALITIES: tuple[Modality, ...] = (*_SEEN, "audio")
+_OTHERS: Mapping[str, int] = {"vision_chunk": 0}
+"""The most items of other modalities that a prompt has here."""
 _ROWS_OF_FRAMES = 8192
 """The rows up to which a video's frames are counted unless their number is asked for."""
 
@@ -48,16 +53,18 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         _check_unused(args, config.model_config.architecture)
         reason = config.checkpoint.text_only
         return MediaSettings(text_only=reason) if reason else None
-    from jaxllm.media.processors import check_kind  # which loads numpy
-
-    check_kind(config.checkpoint.image_processor)
     hf_config = _media_config(config)
     rule = find_rule(hf_config)
     placeholders = rule.placeholders
+    if vision.tower.sound is None:
+        from jaxllm.media.processors import check_kind  # which loads numpy
+
+        check_kind(config.checkpoint.image_processor)
     options, sampling = _processing(config)
     return MediaSettings(
         image_placeholder=placeholders.get("image"),
         video_placeholder=placeholders.get("video"),
+        audio_placeholder=placeholders.get("audio"),
         reserved=rule.reserved,
         limits=media_limits(args),
         max_model_len=config.max_model_len,
@@ -68,6 +75,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         config=hf_config,
         image_processor=dict(config.checkpoint.image_processor),
         video_processor=dict(config.checkpoint.video_processor),
+        audio_processor=dict(config.checkpoint.audio_processor),
         sampling=sampling,
         options=options,
         cache_gb=args.mm_processor_cache_gb,
@@ -88,6 +96,8 @@ def media_size(config: EngineConfig) -> MediaSize:
         return MediaSize()
     tower, checkpoint = vision.tower, config.checkpoint
     options, sampling = _processing(config)
+    if tower.sound is not None:
+        return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, most_sound_rows(config))))
     largest, num_frames = most_image_rows(tower, checkpoint.image_processor, options), 0
     if "video" in find_rule(config.hf_config).placeholders and media_limits(config.args).get("video", DEFAULT_LIMIT):
         per_frame = most_frame_rows(tower, checkpoint.video_processor, options)
@@ -98,6 +108,18 @@ def media_size(config: EngineConfig) -> MediaSize:
         ends_with_row = tower.tiling is not None and tower.tiling.splits_alone
         largest = max(largest, num_frames * per_frame + ends_with_row)
     return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, largest)), num_frames)
+
+
+def most_sound_rows(config: EngineConfig) -> int:
+    """Return the rows of the longest sound.
+
+    Raises VLLMValidationError for a checkpoint with a feature extractor that is not supported.
+    """
+    from jaxllm.media.audio.processor import AudioProcessor  # which loads numpy
+
+    rule = find_rule(_media_config(config))
+    processor = AudioProcessor(config.checkpoint.audio_processor, rule.clips)
+    return rule.count_rows(processor.shape(processor.most_samples))
 
 
 def most_frames(sampling: Mapping[str, Any], pixels: int) -> int:
@@ -144,6 +166,9 @@ def _processing(config: EngineConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises VLLMValidationError for options that the image processor does not have, and for wrong values.
     """
+    if config.checkpoint.audio_processor and "audio" in find_rule(_media_config(config)).placeholders:
+        _check_unused(config.args, config.model_config.architecture, _OF_SIGHT, "sees")
+        return {}, {}
     options, sampling = dict(config.args.mm_processor_kwargs), video_sampling(config.args.media_io_kwargs)
     hf_config, image_processor = _media_config(config), config.checkpoint.image_processor
     if "video" in find_rule(hf_config).placeholders:
@@ -159,17 +184,17 @@ def _processing(config: EngineConfig) -> tuple[dict[str, Any], dict[str, Any]]:
     return options, dict(sampling)
 
 
-def _check_unused(args: EngineArguments, architecture: str) -> None:
-    """Raise VLLMValidationError for an argument that only a model that sees has a use for."""
-    for name in (
-        "mm_processor_kwargs",
-        "media_io_kwargs",
-        "allowed_local_media_path",
-        "allowed_media_domains",
-        "enable_mm_embeds",
-    ):
+_OF_SIGHT = ("mm_processor_kwargs", "media_io_kwargs", "enable_mm_embeds")
+_OF_MEDIA = (*_OF_SIGHT, "allowed_local_media_path", "allowed_media_domains")
+
+
+def _check_unused(
+    args: EngineArguments, architecture: str, names: tuple[str, ...] = _OF_MEDIA, does: str = "sees or hears"
+) -> None:
+    """Raise VLLMValidationError for an argument that only a model that sees, or one that hears, has a use for."""
+    for name in names:
         if value := getattr(args, name):
-            message = f"{name} is for models that see, and {architecture} sees nothing here. Leave it out."
+            message = f"{name} is for a model that {does}, and {architecture} does not here. Leave it out."
             raise VLLMValidationError(message, parameter=name, value=value)
 
 
@@ -203,5 +228,24 @@ def media_limits(args: EngineArguments) -> dict[Modality, int]:
 
 def takes_images(args: EngineArguments) -> bool:
     """Return whether an engine is to load the vision tower of a model that has one."""
+    return _takes(args, _SEEN)
+
+
+def takes_media(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> bool:
+    """Return whether an engine is to load the tower of a model that sees or hears.
+
+    A checkpoint without the settings of what makes the tower's inputs reads text alone, of which a warning tells.
+    """
+    hears = not hf_config.get("vision_config") and bool(hf_config.get("audio_config"))
+    sees = bool(hf_config.get("vision_config"))
+    if not _takes(args, ("audio",) if hears else _SEEN):
+        return False
+    if (sees and not checkpoint.image_processor) or (hears and not checkpoint.audio_processor):
+        logger.warning("%s has no preprocessor_config.json: it reads text alone", checkpoint.source)
+        return False
+    return True
+
+
+def _takes(args: EngineArguments, modalities: tuple[Modality, ...]) -> bool:
     limits = media_limits(args)
-    return not args.language_model_only and any(limits.get(each, DEFAULT_LIMIT) for each in _MODALITIES)
+    return not args.language_model_only and any(limits.get(each, DEFAULT_LIMIT) for each in modalities)

@@ -18,7 +18,7 @@ from jaxllm.resolve.encoder_decoders import check_encoder_decoder
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
 from jaxllm.resolve.limits import check_attention_chunks, resolve_limits, resolve_max_model_len
-from jaxllm.resolve.media_settings import takes_images
+from jaxllm.resolve.media_settings import takes_images, takes_media
 from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.resolve.resolve_speculation import (
     draft_arguments,
@@ -157,10 +157,7 @@ def _open(args: EngineArguments) -> Checkpoint:
 def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> Resolved:
     """Settle the model and its tasks."""
     hf_config = with_token_ids(hf_config, checkpoint)
-    sees = takes_images(args)
-    if sees and hf_config.get("vision_config") and not checkpoint.image_processor:
-        logger.warning("%s has no preprocessor_config.json: it reads text alone", checkpoint.source)
-        sees = False
+    sees = takes_media(args, checkpoint, hf_config)
     model_config = settings.read_model_config(args.model, checkpoint, hf_config, sees=sees)
     resolved = resolve_pooling(args, checkpoint, hf_config, model_config)
     check_encoder_decoder(args, resolved)

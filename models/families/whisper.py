@@ -125,17 +125,18 @@ _SHARED_NAMES = {
     "layers.mlp.down": TensorName("{body}layers.{l}.fc2.weight", "d f -> d f"),
     "layers.mlp.down_bias": TensorName("{body}layers.{l}.fc2.bias", "d -> d"),
 }
+ENCODER_NAMES = MappingProxyType(
+    {
+        **_SHARED_NAMES,
+        "conv1": TensorName("{body}conv1.weight", "d c k -> d k c"),
+        "conv1_bias": TensorName("{body}conv1.bias", "d -> d"),
+        "conv2": TensorName("{body}conv2.weight", "d c k -> d k c"),
+        "conv2_bias": TensorName("{body}conv2.bias", "d -> d"),
+    }
+)
 _ENCODER = Family(
     config_from_hf=_encoder_config,
-    names=MappingProxyType(
-        {
-            **_SHARED_NAMES,
-            "conv1": TensorName("{body}conv1.weight", "d c k -> d k c"),
-            "conv1_bias": TensorName("{body}conv1.bias", "d -> d"),
-            "conv2": TensorName("{body}conv2.weight", "d c k -> d k c"),
-            "conv2_bias": TensorName("{body}conv2.bias", "d -> d"),
-        }
-    ),
+    names=ENCODER_NAMES,
     layer=GPTLayer,
     frame=WhisperFrame,
     prefixes=(Prefixes("model.encoder.", ""), Prefixes("encoder.", "")),

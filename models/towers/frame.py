@@ -129,3 +129,52 @@ class TowerFrame(nnx.Module):
             terms = (table_nd[places_pk[:, k]] * weights_pk[:, k, None] for k in range(places_pk.shape[1]))
             x_pd = x_pd + sum(terms, start=jnp.zeros((), jnp.float32)).astype(self.dtype)
         return x_pd if self.start_norm is None else self.start_norm(x_pd)
+
+
+class SoundFrame(nnx.Module):
+    """Two convolutions over the columns of a clip's spectrogram, the positions of its frames, and the projector."""
+
+    outputs = ("projector",)
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert cfg.tower is not None
+        self.settings, d, self.dtype = cfg.tower, cfg.hidden_size, dtype
+        assert self.settings.sound is not None
+        num_columns, num_mels = self.settings.patch_shape
+        assert num_columns == 2, "a frame is two columns"
+        # As in the checkpoint, so that they are never quantized; the last axis is 3 columns.
+        self.conv1 = declare((d, 3, num_mels), ("embed", "pixels", "pixels"), dtype)
+        self.conv1_bias = declare((d,), ("embed",), dtype)
+        self.conv2 = declare((d, 3, d), ("embed", "pixels", "embed"), dtype)
+        self.conv2_bias = declare((d,), ("embed",), dtype)
+        if self.settings.positions is not None:
+            self.positions = declare((self.settings.num_positions, d), ("positions", "embed"), dtype)
+        self.projector = RowProjector(self.settings.projector, self.settings.group, cfg, dtype)
+
+    def start(self, inputs: PatchBatch) -> Array:
+        """Return the stream [p, d] that goes into the first layer. Beyond a clip's ends the convolutions see zeros."""
+        assert self.settings.sound is not None
+        patches_pc, frames_p = jnp.asarray(inputs.patches_pc), jnp.asarray(inputs.coordinates_p2)[:, 1]
+        is_used_p1 = (jnp.arange(len(patches_pc)) < inputs.num_slots)[:, None]
+        patches_pc = jnp.where(is_used_p1, patches_pc, 0).astype(self.dtype)
+        first_pm, second_pm = jnp.split(patches_pc, 2, axis=1)
+        is_first_p1 = (frames_p == 0)[:, None]
+        is_last_p1 = (frames_p == self.settings.sound.num_frames - 1)[:, None]
+        before_pm = jnp.where(is_first_p1, 0, jnp.roll(second_pm, 1, axis=0))
+        after_pm = jnp.where(is_last_p1, 0, jnp.roll(first_pm, -1, axis=0))
+        even_pd = self._convolve((before_pm, first_pm, second_pm), self.conv1, self.conv1_bias)
+        odd_pd = self._convolve((first_pm, second_pm, after_pm), self.conv1, self.conv1_bias)
+        before_pd = jnp.where(is_first_p1, 0, jnp.roll(odd_pd, 1, axis=0))
+        x_pd = self._convolve((before_pd, even_pd, odd_pd), self.conv2, self.conv2_bias)
+        return x_pd if self.settings.positions is None else x_pd + self.positions[...][frames_p]
+
+    @staticmethod
+    def _convolve(columns: tuple[Array, Array, Array], weight: nnx.Param[Array], bias: nnx.Param[Array]) -> Array:
+        """Return the convolution over three columns, with its activation."""
+        x_pd = multiply_flat(jnp.concatenate(columns, axis=1), weight[...]) + bias[...][None]
+        return ACTIVATIONS["gelu"](x_pd)
+
+    def arrange(self, x_ro: Array, inputs: PatchBatch) -> Array:
+        """Return the rows [r, o] of what the projector gives."""
+        del inputs
+        return x_ro

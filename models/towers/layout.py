@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from .settings import Grid, Tiling, TowerSettings
+from .sounds import count_clip_rows, write_clip
 from .tiling import NEWLINE, Arrangement, arrange, arrange_frames, arrange_whole
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ class PatchBatch(NamedTuple):
     patches_pc: np.ndarray | Array
     """Flattened patches, of any float dtype."""
     coordinates_p2: np.ndarray | Array
-    """Each patch's row and column in its grid, int32. Those of class tokens are -1."""
+    """Each patch's row and column in its grid, int32; of a frame of sound 0 and its number. Those of class tokens are
+    -1."""
     places_pk: np.ndarray | Array
     """The learned positions of each slot, int32; k is 0, 1, 2 if rows and columns have some, or 4 or
     16 if they are interpolated."""
@@ -58,6 +60,8 @@ def count_final_rows(
     settings: TowerSettings, grids: Sequence[Grid], size: tuple[int, int], *, is_video: bool = False
 ) -> int:
     """Return the number of rows that tokens take of an item; the arguments and errors are those of `make_batch`."""
+    if settings.sound is not None:
+        return count_clip_rows(settings.sound, grids, size)
     num_rows = count_rows(settings, grids)
     if settings.tiling is None:
         return num_rows
@@ -109,7 +113,7 @@ def make_batch(
 
     `patches_nc` are the flattened patches of all grids, in the image processor's order. A row depends on the patches
     of its own grid alone. In a tower with tiling, the grids are those of one image, of a `size` in pixels, or of one
-    video.
+    video. In a tower that hears there is one grid, that of a clip, and `size` is 1 and the number of its samples.
     ValueError for grids that do not fit the patches, the slots or the tower.
     """
     num_rows, needed = count_rows(settings, grids), count_slots(settings, grids)
@@ -118,6 +122,8 @@ def make_batch(
     if patches_nc.shape != (num_patches, settings.patch_dim) or needed > num_slots:
         raise ValueError(f"patches {patches_nc.shape} do not fit grids {grids} and {num_slots} slots")
     batch = empty_batch(settings, num_slots, patches_nc.dtype)
+    if settings.sound is not None:
+        return write_clip(settings.sound, batch, patches_nc, size)
     slot = patch = row = 0
     for grid in grids:
         frame = _Frame(settings, grid)

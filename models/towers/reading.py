@@ -1,4 +1,4 @@
-"""Read the parts of a wrapper's config.json that vision towers share. Unsupported values raise ValueError."""
+"""Read the parts of a wrapper's config.json that towers share. Unsupported values raise ValueError."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ..fields import read_choice, read_float, read_int, read_mapping
 from ..reading import MAX_LAYERS
 from .settings import Projector, TowerSettings
 
-VISION = "vision_config"
-"""The key of a tower's settings in a wrapper's config.json."""
+VISION, AUDIO = "vision_config", "audio_config"
+"""The keys of a tower's settings in a wrapper's config.json."""
 
 
 def read_tower(
@@ -123,11 +123,11 @@ def read_skips(hf: Mapping[str, Any], num_layers: int, default: int) -> int:
 def check_fit(vision: ModelConfig, hidden_size: int) -> ModelConfig:
     """Return the tower's config; ValueError if its rows do not have the text model's width."""
     assert vision.tower is not None
+    section = VISION if vision.tower.sound is None else AUDIO
     projectors: list[Projector | None] = [vision.tower.projector, vision.tower.deep_projector]
     for projector in projectors:
         if projector is not None and projector.output_size != hidden_size:
             raise ValueError(
-                f"vision_config gives rows of {projector.output_size}, but hidden_size of the text model is "
-                f"{hidden_size}"
+                f"{section} gives rows of {projector.output_size}, but hidden_size of the text model is {hidden_size}"
             )
     return vision

@@ -7,7 +7,9 @@ from math import prod
 from typing import NamedTuple
 
 JOINS = ("concat", "channels", "mean")
-POSITIONS = ("exact", "nearest", "bilinear", "bicubic", "axial")
+FRAME_SAMPLES = 320
+"""The samples of a sound, 16,000 a second, that a frame stands for: two columns of a spectrogram of 100 a second."""
+POSITIONS = ("exact", "nearest", "bilinear", "bicubic", "axial", "line")
 
 
 class NormSettings(NamedTuple):
@@ -96,8 +98,33 @@ class Tiling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoundSettings:
+    """How a tower hears. Its patches are frames: each is two columns of a spectrogram, one after the other.
+
+    A sound is cut into clips, which are encoded apart; silence fills up the last one.
+    """
+
+    num_frames: int
+    """The frames of a clip."""
+    group: int
+    """The number of consecutive frames that become one row."""
+    hears_silence: bool = False
+    """The frames attend to the silence after the sound too."""
+    gives_silence: bool = False
+    """The frames of that silence give rows too."""
+
+    def count_heard(self, num_samples: int) -> int:
+        """Return the number of frames of a clip that the sound reaches."""
+        return min(self.num_frames, -(-num_samples // FRAME_SAMPLES))
+
+    def count_rows(self, num_samples: int) -> int:
+        """Return the number of rows of a clip."""
+        return (self.num_frames if self.gives_silence else self.count_heard(num_samples)) // self.group
+
+
+@dataclass(frozen=True, kw_only=True)
 class TowerSettings:
-    """The settings of a vision tower besides its layers; patches form a grid of frames, rows and columns."""
+    """The settings of a tower besides its layers; patches form a grid of frames, rows and columns."""
 
     patch_shape: tuple[int, ...]
     """The shape of a patch in the order in which it is flattened, that of the convolution's weight: channels, frames
@@ -119,7 +146,8 @@ class TowerSettings:
     positions: str | None = None
     """Learned positions form a square. A patch takes that of its place in a grid of the same size ("exact"), the
     nearest one ("nearest"), or a mean of the 4 or 16 around it ("bilinear", "bicubic"). In "axial" ones columns and
-    rows have learned positions, and a patch takes their sum. None if no positions are learned."""
+    rows have learned positions, and a patch takes their sum. Those of the frames of a sound form a line ("line"). None
+    if no positions are learned."""
     side: int = 0
     """The number of learned positions on a side of their square, or those of columns and of rows."""
     rope_alternates: bool = False
@@ -132,6 +160,8 @@ class TowerSettings:
     """The matmuls of the layers clip their inputs and outputs to bounds in the checkpoint."""
     tiling: Tiling | None = None
     """The tiles of an image, whose rows are lines; None if rows are those of grids, one after the other."""
+    sound: SoundSettings | None = None
+    """How the tower hears; None for one that sees."""
     deepstack: tuple[int, ...] = ()
     """The numbers of the layers after which the hidden states give further outputs, ascending."""
     deep_projector: Projector | None = None
@@ -164,12 +194,14 @@ class TowerSettings:
     @property
     def num_positions(self) -> int:
         """Return the number of learned positions, that of the class token included."""
+        if self.sound is not None:
+            return self.sound.num_frames
         return 2 * self.side if self.positions == "axial" else self.side**2 + self.has_class_token
 
     @property
     def group(self) -> int:
         """Return the number of patches that become one row."""
-        return self.merge**2
+        return self.merge**2 if self.sound is None else self.sound.group
 
     @property
     def output_size(self) -> int:

@@ -14,12 +14,12 @@ from pallas_kernels.linear import Linear
 from pallas_kernels.paged_attention.rope import Rope, rotate
 from pallas_kernels.segment_attention import SegmentAttention
 
-from ..config import LayerSpec
+from ..config import LayerSpec, RopeConfig
 from ..loop import Cached, LayerBody, LayerLoop, run_layers
-from ..rope import grid_rope_table
+from ..rope import grid_rope_table, rope_table
 from ..specs import ModelSpecs
 from ..weights import Ops, bind
-from .frame import RowProjector, TowerFrame
+from .frame import RowProjector, SoundFrame, TowerFrame
 from .layout import PatchBatch, count_slots
 from .settings import Grid
 
@@ -69,10 +69,7 @@ class Tower:
         rope = None
         if spec.rope is not None:
             table = self.config.ropes[spec.rope]
-            coordinates_p2 = jnp.asarray(inputs.coordinates_p2)
-            rope = Rope(
-                *grid_rope_table(table, spec.head_dim, coordinates_p2, alternates=self.settings.rope_alternates)
-            )
+            rope = Rope(*self._rope_table(table, spec.head_dim, jnp.asarray(inputs.coordinates_p2)))
         which = 0 if spec.attention_chunk is None else 1
         starts_p, ends_p = jnp.asarray(inputs.starts_ap)[which], jnp.asarray(inputs.ends_ap)[which]
 
@@ -97,13 +94,22 @@ class Tower:
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_pd: layer(weights).project(x_pd)), attend, finish)
 
-    def _frame_of(self, params: _Params, num_rows: Array) -> TowerFrame:
+    def _frame_of(self, params: _Params, num_rows: Array) -> TowerFrame | SoundFrame:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name != "layers"}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
 
+    def _rope_table(self, table: RopeConfig, head_dim: int, coordinates_p2: Array) -> tuple[Array, Array]:
+        """Return cos and sin, each [p, head_dim / 2], of patches in a grid, or of a sound's frames."""
+        if self.settings.sound is not None:
+            frames_p = coordinates_p2[:, 1]
+            return rope_table(table, head_dim, frames_p, frames_p)
+        return grid_rope_table(table, head_dim, coordinates_p2, alternates=self.settings.rope_alternates)
+
     def _longest_segment(self, spec: LayerSpec) -> int | None:
         """Return the most slots that a slot of a kind's layers attends to; None if images have no largest size."""
+        if self.settings.sound is not None:
+            return self.settings.sound.num_frames
         if spec.attention_chunk is not None:
             return spec.attention_chunk
         if self.settings.positions == "exact":
@@ -111,5 +117,5 @@ class Tower:
         return None
 
     @staticmethod
-    def _projector(frame: TowerFrame, name: str) -> RowProjector:
+    def _projector(frame: TowerFrame | SoundFrame, name: str) -> RowProjector:
         return getattr(frame, name)

@@ -127,7 +127,7 @@ def extend(inputs: dict[str, torch.Tensor], tokens: Sequence[int], dtype: torch.
     for name, fill_value in (("attention_mask", 1), ("mm_token_type_ids", 0), ("token_type_ids", 0)):
         if name in inputs:
             extended[name] = torch.cat((inputs[name], torch.full_like(added, fill_value)), dim=1)
-    for name in ("pixel_values", "pixel_values_videos"):
+    for name in ("pixel_values", "pixel_values_videos", "input_features"):
         if name in inputs:
             extended[name] = inputs[name].to(dtype)
     return extended

@@ -31,6 +31,7 @@ from pallas_kernels.paged_attention import PagedAttention
 from tests.check.support import MODEL, TOY, add_toy, engine_args
 from tests.e2e.inside import core_of
 from tests.e2e.media_goldens import folder as media_folder
+from tests.e2e.sound_goldens import folder as sound_folder
 from tests.models.tiny import folder, read_hf_config
 
 pytestmark = pytest.mark.programs
@@ -94,6 +95,18 @@ def test_images_cost_rows_and_memory(monkeypatch: pytest.MonkeyPatch, any_proces
     assert "takes 36 rows" in render(report)
     fewer = dataclasses.replace(report.media, cache_rows=35)
     assert "refused" in render(dataclasses.replace(report, media=fewer))
+
+
+def test_sounds_cost_rows_and_memory(monkeypatch: pytest.MonkeyPatch, any_processor: None):
+    add_toy(monkeypatch, dataclasses.replace(TOY, memory_bytes=60_000_000, usable_bytes=60_000_000))
+    report = examine(engine_args(model=str(sound_folder("voxtral")), max_num_batched_tokens=64), "toy:1x1")
+    assert report.media is not None
+    # A clip of 2 s has 100 frames, and four become a row.
+    assert [(sound.seconds, sound.rows) for sound in report.media.sounds] == [(10.0, 125), (600.0, 7500)]
+    assert (report.media.pictures, report.media.cache_rows, report.media.cache) == ([], 512, 512 * 64 * 4)
+    assert [program.name for program in report.programs if "encode" in program.name] == ["encode a whole clip"]
+    assert "a sound of 10 s takes 125 rows\n" in render(report)
+    assert "a sound of 600 s takes 7,500 rows: refused" in render(report)
 
 
 def test_requests_at_once(report: Report):

@@ -146,7 +146,7 @@ def test_smolvlm_counts_frames_in_words(count: int, words: str | None):
 
 
 def test_models_without_images_are_refused():
-    with pytest.raises(VLLMValidationError, match="'llama' take no images"):
+    with pytest.raises(VLLMValidationError, match="'llama' take text alone"):
         find_rule({"model_type": "llama"})
 
 

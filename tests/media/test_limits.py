@@ -17,13 +17,14 @@ def limits(values: dict[str, Any]) -> dict[Modality, int]:
 
 
 def test_limits_of_what_no_model_takes_may_be_zero():
-    assert limits({"image": 2, "video": {"count": 3}, "audio": 0, "vision_chunk": {"count": 0}}) == {
+    assert limits({"image": 2, "video": {"count": 3}, "audio": 4, "vision_chunk": {"count": 0}}) == {
         "image": 2,
         "video": 3,
+        "audio": 4,
     }
 
 
-@pytest.mark.parametrize(("name", "value"), [("audio", 1), ("images", 0), ("vision_chunk", {})])
+@pytest.mark.parametrize(("name", "value"), [("sound", 1), ("images", 0), ("vision_chunk", {})])
 def test_other_modalities_are_refused(name: str, value: Any):
     with pytest.raises(VLLMValidationError, match=f"'{name}' is not supported") as caught:
         limits({name: value})

@@ -1,7 +1,7 @@
-"""Encode images and videos: the program of a vision tower, and its inputs for an item.
+"""Encode images, videos and sounds: the program of a tower, and its inputs for an item.
 
-Each item is encoded alone, padded to a bucket of slots, so that its rows do not depend on what else is encoded. Rows of
-items that come encoded are written as they are.
+Each item, or clip of a sound, is encoded alone, padded to a bucket of slots, so that its rows do not depend on what
+else is encoded. Rows of items that come encoded are written as they are.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ from jaxllm.models.towers.layout import (
     empty_batch,
     make_batch,
 )
-from jaxllm.models.towers.settings import Grid, TowerSettings
+from jaxllm.models.towers.settings import Grid, SoundSettings, TowerSettings
+from jaxllm.models.towers.sounds import split_samples
 from jaxllm.models.towers.tower import Tower
 from jaxllm.scheduling.media import Encode
 
 WRITTEN_ROWS = 256
 """The rows of encoded items that are written at once."""
 _LEAST_SLOTS = 256
+_FRAME_TILE = 128
+"""The frames of a whole clip are padded to a multiple of this, which kernels take."""
 
 
 class EncoderShape(NamedTuple):
@@ -46,6 +49,8 @@ def encoder_shapes(settings: TowerSettings, num_media_rows: int, num_frames: int
 
     That is an item of `num_media_rows` rows, in a tower with tiling an image or a video of `num_frames`.
     """
+    if settings.sound is not None:
+        return _clip_shapes(settings.sound)
     is_fixed = settings.positions == "exact"
     least = count_slots(settings, [Grid(1, settings.side, settings.side)]) if is_fixed else _LEAST_SLOTS
     num_patches = num_media_rows * settings.group
@@ -57,6 +62,15 @@ def encoder_shapes(settings: TowerSettings, num_media_rows: int, num_frames: int
     while shapes[-1].num_slots < needed:
         shapes.append(EncoderShape(min(2 * shapes[-1].num_slots, needed)))
     return shapes
+
+
+def _clip_shapes(sound: SoundSettings) -> list[EncoderShape]:
+    """Return the shapes of the programs that encode a clip, doubled up to a whole one."""
+    most = math.ceil(sound.num_frames / _FRAME_TILE) * _FRAME_TILE
+    sizes = (
+        [most] if sound.hears_silence else [min(_LEAST_SLOTS << number, most) for number in range(most.bit_length())]
+    )
+    return [EncoderShape(size) for size in dict.fromkeys(sizes)]
 
 
 def batch_spec(tower: Tower, shape: EncoderShape) -> PatchBatch:
@@ -105,27 +119,55 @@ def check_item(settings: TowerSettings, item: MediaItem, shapes: list[EncoderSha
         if num_rows != sum(span.num_rows for span in item.spans):
             raise ValueError(f"{num_patches} patches give {num_rows} rows, and the prompt takes another number")
     except ValueError as error:
-        message = f"the settings of the model's image processor do not fit its vision_config: {error}."
+        section = "vision_config" if settings.sound is None else "audio_config"
+        message = f"the settings of the model's {item.modality} processor do not fit its {section}: {error}."
         raise VLLMValidationError(message, parameter="multi_modal_data") from error
+    if settings.sound is not None:  # whose clips are encoded apart
+        return
     if (needed := count_slots(settings, grids)) > shapes[-1].num_slots:
         message = f"the {item.modality} has {needed} patches, and the engine takes {shapes[-1].num_slots} at most: "
         message += "send a smaller image or fewer frames, or start it with the num_frames of media_io_kwargs."
         raise VLLMValidationError(message, parameter="multi_modal_data")
 
 
+class EncoderInputs(NamedTuple):
+    """What a tower encodes at once."""
+
+    shape: EncoderShape
+    batch: PatchBatch
+    slots: np.ndarray
+    """The slot of each row in the feature cache, int32; those of padding lie beyond it."""
+
+
 def encoder_inputs(
     settings: TowerSettings, encode: Encode, shapes: list[EncoderShape], num_media_rows: int
-) -> tuple[EncoderShape, PatchBatch, np.ndarray]:
-    """Return the shape for an item, its padded patches, and the slot of each row in a cache of `num_media_rows`."""
-    grids = [Grid(*grid) for grid in encode.item.grids]
-    needed = count_slots(settings, grids)
-    shape = next(shape for shape in shapes if needed <= shape.num_slots)
-    patches_nc = np.frombuffer(encode.item.patches, np.float32).reshape(-1, settings.patch_dim)
-    is_video = encode.item.modality == "video"
-    batch = make_batch(settings, grids, patches_nc, shape.num_slots, size=encode.item.size, is_video=is_video)
-    slots_r = np.full(count_outputs(settings, shape.num_slots), num_media_rows, np.int32)
-    slots_r[: len(encode.rows)] = encode.rows
-    return shape, batch, slots_r
+) -> Iterator[EncoderInputs]:
+    """Yield the inputs for an item, or for each clip of a sound, in a cache of `num_media_rows`."""
+    item = encode.item
+    patches_nc = np.frombuffer(item.patches, np.float32).reshape(-1, settings.patch_dim)
+    patch = row = 0
+    for grids, size in _apart(settings, [Grid(*grid) for grid in item.grids], item.size):
+        needed, num_patches = count_slots(settings, grids), sum(map(prod, grids))
+        shape = next(shape for shape in shapes if needed <= shape.num_slots)
+        some_nc = patches_nc[patch : patch + num_patches]
+        is_video = item.modality == "video"
+        batch = make_batch(settings, grids, some_nc, shape.num_slots, size=size, is_video=is_video)
+        rows = encode.rows[row : row + count_final_rows(settings, grids, size, is_video=is_video)]
+        slots_r = np.full(count_outputs(settings, shape.num_slots), num_media_rows, np.int32)
+        slots_r[: len(rows)] = rows
+        yield EncoderInputs(shape, batch, slots_r)
+        patch, row = patch + num_patches, row + len(rows)
+
+
+def _apart(
+    settings: TowerSettings, grids: list[Grid], size: tuple[int, int]
+) -> Iterator[tuple[list[Grid], tuple[int, int]]]:
+    """Yield the grids and the size of what is encoded at once: of an image or a video all, of a sound each clip."""
+    if settings.sound is None:
+        yield grids, size
+        return
+    for grid, num_samples in zip(grids, split_samples(size[1], settings.sound.num_frames), strict=True):
+        yield [grid], (size[0], num_samples)
 
 
 def written_inputs(settings: TowerSettings, encode: Encode, num_media_rows: int) -> Iterator[list[np.ndarray]]:

@@ -50,6 +50,7 @@ class QuantizedCheckpoint(Checkpoint):
         self.config = inner.config
         self.generation_config = inner.generation_config
         self.image_processor, self.video_processor = inner.image_processor, inner.video_processor
+        self.audio_processor = inner.audio_processor
         self.sentence_files = inner.sentence_files
         self.is_gguf = inner.is_gguf
         if scheme.needs_weights:

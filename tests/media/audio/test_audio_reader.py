@@ -18,6 +18,7 @@ from jaxllm.media.content_parts import read_media_part
 from jaxllm.media.errors import MediaError
 from jaxllm.media.items import MediaPart, MediaSettings
 from jaxllm.media.reader import MediaReader
+from jaxllm.media.rules import Clips
 from tests.media.sounds import encode, film, tones, wav
 from tests.media.support import DATA, ByteTokenizer
 
@@ -70,14 +71,33 @@ def test_items_and_ids_are_those_of_the_models_processor(num_samples: int):
     expected = processor(text=[TEXT], audio=[samples], sampling_rate=RATE, return_tensors="np")
     ids, [item] = read((samples, RATE))
     assert ids == expected["input_ids"][0].tolist()
-    assert (item.modality, item.grids, item.size) == ("audio", [(1, 1, 400)], (1, num_samples))
-    patches = np.frombuffer(item.patches, np.float32).reshape(400, 128)
-    np.testing.assert_allclose(patches, expected["input_features"][0].T, rtol=0, atol=1e-6)
+    frames = min(200, -(-num_samples // 320) + 1)
+    assert (item.modality, item.grids, item.size) == ("audio", [(1, 1, frames)], (1, num_samples))
+    columns = np.frombuffer(item.patches, np.float32).reshape(2 * frames, 128)
+    np.testing.assert_allclose(columns, expected["input_features"][0].T[: 2 * frames], rtol=0, atol=1e-6)
     [span] = item.spans
     row = backend().token_to_id(MARK)
     assert row is not None
     assert ids[span.offset :][: span.num_rows] == [row] * span.num_rows
     assert ids.count(row) == span.num_rows
+
+
+@pytest.mark.parametrize("seconds", [0.001, 1, 3.99999, 4, 4.0001, 9.3])
+def test_clips_are_those_of_voxtrals_processor(seconds: float):
+    """It makes features of a sound that silence fills up to whole clips, and cuts these apart; the first is loudest."""
+    samples = sound(int(seconds * RATE))
+    samples[4 * RATE :] /= 1000
+    extractor = WhisperFeatureExtractor(feature_size=128, chunk_length=4)
+    settings: Any = {"padding": True, "truncation": False, "pad_to_multiple_of": 4 * RATE, "return_tensors": "np"}
+    expected = extractor(samples, sampling_rate=RATE, **settings)["input_features"][0]
+    item = AudioProcessor(EXTRACTOR, Clips(are_several=True, are_whole=True)).process(samples)
+    assert (item.grids, item.size) == (((1, 1, 200),) * (expected.shape[1] // 400), (1, len(samples)))
+    np.testing.assert_allclose(item.patches.reshape(-1, 128), expected.T, rtol=0, atol=1e-6)
+
+
+def test_a_sound_may_grow_by_a_sample_when_it_is_resampled():
+    _, [item] = read((np.full(4 * 44_099, 0.1), 44_099))
+    assert item.size == (1, 4 * RATE)
 
 
 def test_one_sound_in_many_forms_is_one_item():
@@ -160,4 +180,4 @@ def test_placeholders_are_counted(prompt: Any):
 )
 def test_other_feature_extractors_are_refused(change: dict[str, Any], match: str):
     with pytest.raises(VLLMValidationError, match=f"feature_extractor_type is .*{match}.*Whisper's is supported"):
-        AudioProcessor({**EXTRACTOR, **change})
+        AudioProcessor({**EXTRACTOR, **change}, Clips())

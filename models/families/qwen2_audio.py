@@ -1,0 +1,119 @@
+"""Qwen2-Audio: Qwen2 in a wrapper, with Whisper's encoder as its tower, whose frames are averaged in pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from ..config import ModelConfig
+from ..family import Family
+from ..fields import read_int, read_mapping, require
+from ..layers import GPTLayer
+from ..names import Prefixes, TensorName
+from ..reading import is_tied_wrapper, read_text_config
+from ..towers.frame import SoundFrame
+from ..towers.reading import AUDIO, read_text_size, read_tower
+from ..towers.settings import DenseSettings, NormSettings, Projector, SoundSettings, TowerSettings
+from .llama import LLAMA_NAMES
+from .qwen2 import DEFAULTS
+from .qwen2 import FAMILIES as QWEN2
+from .whisper import ENCODER_NAMES
+
+# HF's values for keys that a config.json leaves out.
+_TEXT_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+}
+ENCODER_DEFAULTS = {
+    "num_mel_bins": 128,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "intermediate_size": 5120,
+    "hidden_size": 1280,
+    "hidden_act": "gelu",
+    "max_source_positions": 1500,
+}
+_WHISPERS_KEYS = {
+    "d_model": "hidden_size",
+    "encoder_layers": "num_hidden_layers",
+    "encoder_attention_heads": "num_attention_heads",
+    "encoder_ffn_dim": "intermediate_size",
+    "activation_function": "hidden_act",
+}
+NORM = NormSettings("layer", 1e-5)
+"""The norm after the encoder's last layer."""
+
+
+def _qwen2_audio_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the text part of a Qwen2-Audio config.json, which is a Qwen2."""
+    text = {**_TEXT_DEFAULTS, **read_text_config(hf, "qwen2")}
+    tied = is_tied_wrapper({"tie_word_embeddings": False} | dict(hf), text)
+    config = QWEN2["Qwen2ForCausalLM"].config_from_hf(text)
+    return replace(config, architecture="Qwen2AudioForConditionalGeneration", tie_word_embeddings=tied)
+
+
+def _encoder_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the encoder of a Qwen2-Audio config.json."""
+    projector = Projector(join="mean", joined_norm=NORM, dense=(DenseSettings(read_text_size(hf)),))
+    return read_encoder(hf, "qwen2_audio_encoder", "Qwen2AudioEncoder", projector, group=2)
+
+
+def read_encoder(
+    hf: Mapping[str, Any], model_type: str, architecture: str, projector: Projector, **sound: Any
+) -> ModelConfig:
+    """Read an encoder with Whisper's layers from a wrapper's `audio_config`; `sound` has fields of `SoundSettings`."""
+    audio = {**ENCODER_DEFAULTS, **read_audio(hf, model_type)}
+    require(audio, scale_embedding=False)
+    tower = TowerSettings(
+        patch_shape=(2, read_int(audio, "num_mel_bins")),
+        positions="line",
+        sound=SoundSettings(num_frames=read_int(audio, "max_source_positions"), **sound),
+        projector=projector,
+    )
+    biases: Any = {"qkv_bias": True, "k_bias": False, "o_bias": True, "mlp_bias": True, "gated": False}
+    return read_tower(audio, architecture, tower, norm_eps=NORM.eps, **biases)
+
+
+def read_audio(hf: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """Return a wrapper's `audio_config`, which must be of one type, with the keys of other encoders for Whisper's."""
+    audio = read_mapping(hf, AUDIO)
+    if audio.get("model_type", model_type) != model_type:
+        raise ValueError(f"audio_config's model_type is {audio['model_type']!r}; only {model_type} is supported")
+    return {_WHISPERS_KEYS.get(key, key): value for key, value in audio.items() if value is not None}
+
+
+def encoder_names(norm: str, others: Mapping[str, TensorName]) -> Mapping[str, TensorName]:
+    """Return the names of such an encoder, the norm after its layers with the path `norm`, and others."""
+    moved = {path.replace("final_norm", norm): name for path, name in ENCODER_NAMES.items()}
+    return MappingProxyType({**moved, **others})
+
+
+AUDIO_PREFIXES = tuple(Prefixes(f"{model}audio_tower.", f"{model}multi_modal_projector.") for model in ("", "model."))
+"""The prefixes of tower and projector: on the hub, and in later versions of HF."""
+
+QWEN2_AUDIO_TOWER = Family(
+    config_from_hf=_encoder_config,
+    names=encoder_names(
+        "projector.joined_norm",
+        {
+            "projector.dense0.weight": TensorName("{head}linear.weight", "o i -> o i"),
+            "projector.dense0.bias": TensorName("{head}linear.bias", "o -> o"),
+        },
+    ),
+    layer=GPTLayer,
+    frame=SoundFrame,
+    prefixes=AUDIO_PREFIXES,
+    marks=("conv1",),
+    section=AUDIO,
+)
+FAMILIES = {
+    "Qwen2AudioForConditionalGeneration": Family(
+        config_from_hf=_qwen2_audio_config, names=LLAMA_NAMES, is_wrapper=True, vision=QWEN2_AUDIO_TOWER
+    )
+}

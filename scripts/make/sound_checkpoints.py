@@ -1,0 +1,337 @@
+"""Write tests/data/sounds: a tiny random checkpoint per family that hears, with goldens from HF Transformers.
+
+Needs an environment of its own with torch and transformers 5.23, as `scripts/peers.sh DIR hf` makes it:
+`DIR/hf/bin/python scripts/make.py sound_checkpoints [FAMILY ...]`. Same versions, same bytes.
+
+Each family is a folder with a checkpoint (bfloat16) and golden.npz: prompts with sounds, HF's greedy tokens and
+log-probabilities in float32 with eager attention, and the tower's rows. tests/e2e/sound_goldens.py describes the
+arrays.
+"""
+
+# pyright: reportMissingImports=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+
+from make.media_checkpoints import DoubtfulError, generate, make_tokenizer, whole
+from make.media_families import TEXT, chat_template
+from make.tiny_checkpoints import MAX_DOUBT, MIN_GAP, fill, run
+from tests.models.clips import RATE, draw_clip
+
+CLIP_SECONDS = 2
+NUM_FRAMES = 50 * CLIP_SECONDS
+MIN_INFLUENCE = 1e-2
+"""How far a log-probability must move when the middle of a sound changes."""
+NUM_SEEDS = 60
+SOUND = "<sound>"
+
+
+class Case(NamedTuple):
+    """A prompt with `<sound>` for sounds, and the indices of those."""
+
+    name: str
+    text: str
+    sounds: tuple[int, ...]
+
+
+CASES = (
+    Case("text", "Which of the two is louder?", ()),
+    Case("one", f"{SOUND}Tell me what is said.", (0,)),
+    Case("two", f"Compare this {SOUND} to the next one\n{SOUND} and say which is older.", (1, 2)),
+    Case("turn", f"Hear {SOUND} and {SOUND}, please.\nTwo sounds.\n\nNow this:\n{SOUND}\nWhat is new?", (2, 0, 1)),
+)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model that hears, and what a checkpoint of it has beside the weights."""
+
+    model: str
+    """HF's model class."""
+    specials: tuple[str, ...]
+    """Special tokens, from id 0: the first three are those that pad, start and end a text."""
+    config: Callable[[Mapping[str, int]], Any]
+    """Returns the config for the ids of the special tokens."""
+    sound: str
+    """What stands for a sound in a prompt that has not been expanded; its last special token takes the rows."""
+    row: str
+    """The token that takes a row."""
+    hear: Callable[[Any, Sequence[np.ndarray]], tuple[list[int], dict[str, torch.Tensor]]]
+    """Returns the number of rows of each sound, and the model's inputs, for a feature extractor and samples."""
+    rows: Callable[[Any, dict[str, torch.Tensor]], torch.Tensor]
+    """Returns the rows of all sounds, for a model and its inputs."""
+    seconds: tuple[float, ...] = (0.61, CLIP_SECONDS, 1.37)
+    num_mels: int = 128
+    processor: str = ""
+    """HF's processor class, as checkpoints name it."""
+    template: str = ""
+    newlines: int = 1
+    token_names: Mapping[str, str] = field(default_factory=dict)
+
+
+ENCODER: dict[str, Any] = {
+    "d_model": 32,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 128,
+    "max_source_positions": NUM_FRAMES,
+}
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
+
+
+def qwen2_audio(ids: Mapping[str, int]) -> Any:
+    """Return a Qwen2-Audio config: three layers of two heads in the encoder."""
+    return transformers.Qwen2AudioConfig(
+        text_config=TEXT | {"model_type": "qwen2", "rope_parameters": ROPE},
+        audio_config={"model_type": "qwen2_audio_encoder", "num_mel_bins": 128, **ENCODER},
+        audio_token_index=ids["<|AUDIO|>"],
+        tie_word_embeddings=False,
+    )
+
+
+def hear_qwen2_audio(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Return what Qwen2-Audio's processor makes of sounds."""
+    inputs = extractor(
+        list(sounds), sampling_rate=RATE, return_attention_mask=True, padding="max_length", return_tensors="pt"
+    )
+    mask = inputs["attention_mask"]
+    rows = [((length - 1) // 2 + 1 - 2) // 2 + 1 for length in mask.sum(-1).tolist()]
+    return rows, {"input_features": inputs["input_features"], "feature_attention_mask": mask}
+
+
+@torch.inference_mode()
+def rows_of_qwen2_audio(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the rows that the model puts in the place of placeholders."""
+    seen = []
+
+    hook = model.model.multi_modal_projector.register_forward_hook(lambda *call: seen.append(call[-1]))
+    model(**inputs)
+    hook.remove()
+    lengths = inputs["feature_attention_mask"].sum(-1).tolist()
+    number = [((length - 1) // 2 + 1) // 2 for length in lengths]
+    return torch.cat([rows[:count] for rows, count in zip(seen[0], number, strict=True)])
+
+
+def voxtral(ids: Mapping[str, int]) -> Any:
+    """Return a Voxtral config: three layers of two heads in the encoder."""
+    return transformers.VoxtralConfig(
+        text_config=TEXT | {"model_type": "llama", "head_dim": 16, "rope_parameters": ROPE},
+        audio_config={
+            "model_type": "voxtral_encoder",
+            "hidden_size": ENCODER["d_model"],
+            "num_hidden_layers": ENCODER["encoder_layers"],
+            "num_attention_heads": ENCODER["encoder_attention_heads"],
+            "intermediate_size": ENCODER["encoder_ffn_dim"],
+            "max_source_positions": NUM_FRAMES,
+            "num_mel_bins": 80,
+        },
+        audio_token_id=ids["[AUDIO]"],
+    )
+
+
+def hear_voxtral(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Return what Voxtral's processor makes of sounds, with clips of another length."""
+    settings = {"padding": True, "truncation": False, "pad_to_multiple_of": CLIP_SECONDS * RATE}
+    clips, rows = [], []
+    for sound in sounds:
+        features = extractor(sound, sampling_rate=RATE, return_tensors="pt", **settings)["input_features"]
+        clips.append(features.reshape(extractor.feature_size, -1, 2 * NUM_FRAMES).transpose(0, 1))
+        rows.append(len(clips[-1]) * NUM_FRAMES // 4)
+    return rows, {"input_features": torch.cat(clips)}
+
+
+@torch.inference_mode()
+def rows_of_features(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the rows that the model makes of features."""
+    names = ("input_features", "input_features_mask")
+    return model.get_audio_features(**{name: inputs[name] for name in names if name in inputs}).pooler_output
+
+
+def glm_asr(ids: Mapping[str, int]) -> Any:
+    """Return a GLM-ASR config: three layers of two heads in the encoder."""
+    return transformers.GlmAsrConfig(
+        text_config=TEXT | {"model_type": "llama", "rope_parameters": ROPE},
+        audio_config={
+            "model_type": "glmasr_encoder",
+            "hidden_size": ENCODER["d_model"],
+            "num_hidden_layers": ENCODER["encoder_layers"],
+            "num_attention_heads": ENCODER["encoder_attention_heads"],
+            "intermediate_size": ENCODER["encoder_ffn_dim"],
+            "max_position_embeddings": NUM_FRAMES,
+            "num_mel_bins": 128,
+        },
+        audio_token_id=ids["<|pad|>"],
+        tie_word_embeddings=False,
+    )
+
+
+def hear_glm_asr(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Return what GLM-ASR's processor makes of sounds: clips that are heard by themselves."""
+    length = CLIP_SECONDS * RATE
+    clips = [[sound[start : start + length] for start in range(0, len(sound), length)] for sound in sounds]
+    inputs = extractor(
+        [clip for of_sound in clips for clip in of_sound],
+        sampling_rate=RATE,
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    mask, rows = inputs["attention_mask"], []
+    for of_sound in torch.split(mask.sum(-1), [len(of_sound) for of_sound in clips]):
+        rows.append(((int(of_sound.sum()) - 1) // 2 + 1 - 4) // 4 + 1)
+    return rows, {"input_features": inputs["input_features"], "input_features_mask": mask}
+
+
+QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
+FAMILIES = {
+    "glm_asr": Family(
+        model="GlmAsrForConditionalGeneration",
+        processor="GlmAsrProcessor",
+        specials=("<|endoftext|>", "<|user|>", "<|assistant|>", "<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
+        config=glm_asr,
+        sound="<|begin_of_audio|><|pad|><|end_of_audio|>",
+        row="<|pad|>",
+        hear=hear_glm_asr,
+        rows=rows_of_features,
+        seconds=(0.61, CLIP_SECONDS, 2 * CLIP_SECONDS + 0.9),
+        template=(
+            "{% for message in messages %}<|{{ message.role }}|>\n{% if message.content is string %}"
+            "{{ message.content }}{% else %}{% for part in message.content %}{% if part.type == 'text' %}"
+            "{{ part.text }}{% else %}<|begin_of_audio|><|pad|><|end_of_audio|>{% endif %}{% endfor %}{% endif %}"
+            "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+        ),
+    ),
+    "qwen2_audio": Family(
+        model="Qwen2AudioForConditionalGeneration",
+        processor="Qwen2AudioProcessor",
+        specials=QWEN_SPECIALS,
+        config=qwen2_audio,
+        sound="<|audio_bos|><|AUDIO|><|audio_eos|>",
+        row="<|AUDIO|>",
+        hear=hear_qwen2_audio,
+        rows=rows_of_qwen2_audio,
+        template=chat_template("<|audio_bos|><|AUDIO|><|audio_eos|>\n"),
+    ),
+    "voxtral": Family(
+        model="VoxtralForConditionalGeneration",
+        processor="VoxtralProcessor",
+        specials=("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[AUDIO]", "[BEGIN_AUDIO]"),
+        config=voxtral,
+        sound="[BEGIN_AUDIO][AUDIO]",
+        row="[AUDIO]",
+        hear=hear_voxtral,
+        rows=rows_of_features,
+        seconds=(0.61, CLIP_SECONDS, 2 * CLIP_SECONDS + 0.9),
+        num_mels=80,
+        template=(
+            "{% for message in messages %}{% if message.role == 'user' %}[INST]{% for part in message.content %}"
+            "{% if part.type == 'text' %}{{ part.text }}{% else %}[BEGIN_AUDIO][AUDIO]{% endif %}{% endfor %}[/INST]"
+            "{% else %}{{ message.content }}</s>{% endif %}{% endfor %}"
+        ),
+    ),
+}
+
+
+def prepare(
+    family: Family, extractor: Any, tokenizer: Any, text: str, sounds: Sequence[np.ndarray]
+) -> dict[str, torch.Tensor]:
+    """Return the model's inputs for a prompt."""
+    rows, inputs = family.hear(extractor, sounds) if sounds else ([], {})
+    texts = text.split(family.row)
+    expanded = texts[0] + "".join(family.row * count + after for count, after in zip(rows, texts[1:], strict=True))
+    ids = tokenizer(expanded, return_tensors="pt").input_ids
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **inputs}
+
+
+def influence(
+    model: Any, inputs_of: Callable[[Sequence[np.ndarray]], Any], sounds: Sequence[np.ndarray], tokens: Sequence[int]
+) -> float:
+    """Return how far the largest change of a log-probability is when a sound's middle changes: of the least."""
+    before, moved = whole(model, inputs_of(sounds), tokens), []
+    for index, sound in enumerate(sounds):
+        changed = sound.copy()
+        third = len(sound) // 3
+        changed[third : 2 * third] = changed[third : 2 * third][::-1] * 0.3
+        after = whole(model, inputs_of([*sounds[:index], changed, *sounds[index + 1 :]]), tokens)
+        moved.append(np.abs(after - before).max(axis=-1).min())
+    return float(min(moved))
+
+
+def golden(family: Family, folder: Path, extractor: Any, tokenizer: Any) -> tuple[dict[str, Any], str]:
+    """Run HF over the cases; return goldens and what they are worth, or raise `DoubtfulError`."""
+    load = {"attn_implementation": "eager", "local_files_only": True}
+    model_class = getattr(transformers, family.model)
+    model = model_class.from_pretrained(folder, dtype=torch.float32, **load).eval()
+    exact = model_class.from_pretrained(folder, dtype=torch.float64, **load).eval()
+    model.generation_config.eos_token_id = None
+    sounds = [draw_clip(seconds, seed) for seed, seconds in enumerate(family.seconds)]
+    arrays: dict[str, Any] = {"seconds": np.array(family.seconds)}
+    for index, sound in enumerate(sounds):
+        arrays[f"rows_{index}"] = family.rows(
+            model, prepare(family, extractor, tokenizer, family.sound, [sound])
+        ).numpy()
+    gaps, doubts, moved = [], [], [np.inf]
+    for case in CASES:
+        text, heard = case.text.replace(SOUND, family.sound), [sounds[index] for index in case.sounds]
+        inputs_of = partial(prepare, family, extractor, tokenizer, text)
+        inputs = inputs_of(heard)
+        tokens, logprobs = generate(model, inputs)
+        if any(token < len(family.specials) for token in tokens):
+            raise DoubtfulError("a special token is generated")
+        best = np.sort(logprobs, axis=-1)
+        gaps.append((best[:, -1] - best[:, -2]).min())
+        doubts += [np.abs(whole(net, inputs, tokens[:-1]) - logprobs).max() for net in (model, exact)]
+        if heard:
+            moved.append(influence(model, inputs_of, heard, tokens[:-1]))
+        arrays |= {
+            f"{case.name}_text": np.array(text),
+            f"{case.name}_sounds": np.array(case.sounds, np.int32),
+            f"{case.name}_ids": np.array(tokenizer(text).input_ids, np.int32),
+            f"{case.name}_expanded": inputs["input_ids"][0].numpy().astype(np.int32),
+            f"{case.name}_tokens": np.array(tokens, np.int32),
+            f"{case.name}_logprobs": logprobs,
+        }
+    report = f"smallest gap {min(gaps):.4f}, {max(doubts):.0e} in doubt, its middle moves {min(moved):.3f}"
+    if min(gaps) < MIN_GAP or max(doubts) > MAX_DOUBT or min(moved) < MIN_INFLUENCE:
+        raise DoubtfulError(report)
+    return arrays, report
+
+
+def make(name: str, family: Family, folder: Path) -> None:
+    """Write one family, with the first seed that leaves nothing in doubt."""
+    ids = {text: index for index, text in enumerate(family.specials)}
+    tokenizer: Any = make_tokenizer(family)
+    extractor = transformers.WhisperFeatureExtractor(feature_size=family.num_mels, chunk_length=CLIP_SECONDS)
+    for seed in range(NUM_SEEDS):
+        shutil.rmtree(folder, ignore_errors=True)
+        model = getattr(transformers, family.model)(family.config(ids))
+        fill(model, seed, norm_offset=0.0, scales_embeddings=False)
+        model.to(torch.bfloat16).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        settings = json.loads(extractor.to_json_string()) | {"processor_class": family.processor}
+        settings.pop("mel_filters", None)
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        try:
+            arrays, report = golden(family, folder, extractor, tokenizer)
+        except DoubtfulError as error:
+            print(f"{name}: not seed {seed}: {error}", flush=True)
+            continue
+        np.savez_compressed(folder / "golden.npz", **arrays)
+        size = sum(path.stat().st_size for path in folder.iterdir()) // 1024
+        print(f"{name}: seed {seed}, {report}, {size} KB", flush=True)
+        return
+    raise RuntimeError(f"{name}: all of {NUM_SEEDS} seeds leave something in doubt")
+
+
+if __name__ == "__main__":
+    run(__doc__, FAMILIES, make, "sounds")
