@@ -31,9 +31,7 @@ def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str)
         get_family(architecture)
 
 
-@pytest.mark.parametrize(
-    "architecture", ["BloomForCausalLM", "MambaForCausalLM", "T5ForConditionalGeneration", ""]
-)
+@pytest.mark.parametrize("architecture", ["BloomForCausalLM", "MambaForCausalLM", "T5ForConditionalGeneration", ""])
 def test_what_is_like_none_is_near_none(architecture: str) -> None:
     with pytest.raises(ValueError, match=rf"^architecture '{architecture}' is not supported \(jaxllm"):
         get_family(architecture)
