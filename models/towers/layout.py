@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from .settings import Grid, Tiling, TowerSettings
-from .sounds import count_clip_rows, write_clip
+from .settings import Grid, SoundSettings, Tiling, TowerSettings
+from .sounds import check_clip, count_clip_rows
 from .tiling import NEWLINE, Arrangement, arrange, arrange_frames, arrange_whole
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def make_batch(
         raise ValueError(f"patches {patches_nc.shape} do not fit grids {grids} and {num_slots} slots")
     batch = empty_batch(settings, num_slots, patches_nc.dtype)
     if settings.sound is not None:
-        return write_clip(settings.sound, batch, patches_nc, size)
+        return _write_clip(settings.sound, batch, patches_nc, size)
     slot = patch = row = 0
     for grid in grids:
         frame = _Frame(settings, grid)
@@ -133,6 +133,22 @@ def make_batch(
     if settings.tiling is not None:
         _write_arrangement(batch, _arrangement(settings, settings.tiling, grids, size, is_video=is_video))
     return batch._replace(num_slots=np.int32(needed), num_rows=np.int32(num_rows))
+
+
+def _write_clip(settings: SoundSettings, batch: PatchBatch, frames_nc: np.ndarray, size: tuple[int, int]) -> PatchBatch:
+    """Return a batch of padding with the frames of a clip in it; ValueError if these are too few or too many."""
+    number, num_rows = len(frames_nc), settings.count_rows(size[1])
+    check_clip(settings, Grid(1, 1, number), size[1])
+    heard = number if settings.hears_silence else settings.count_heard(size[1])
+    batch.patches_pc[:number] = frames_nc
+    batch.coordinates_p2[:number, 1] = np.arange(number)
+    if batch.places_pk.shape[1]:
+        batch.places_pk[:number, 0], batch.weights_pk[:number] = np.arange(number), 1
+    # What follows is of use to the convolutions alone.
+    assert isinstance(batch.ends_ap, np.ndarray)
+    batch.ends_ap[:, :heard] = heard
+    batch.rows_rg[:num_rows] = np.arange(num_rows * settings.group).reshape(num_rows, -1)
+    return batch._replace(num_slots=np.int32(number), num_rows=np.int32(num_rows))
 
 
 def _arrangement(
