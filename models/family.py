@@ -54,7 +54,7 @@ class Family:
     """The tower of a wrapper, which sees or hears. Its `config_from_hf` takes the wrapper's config.json, with the text
     model's width and epsilon of norms in `text_config`, and its prefixes are of tower and projector."""
     section: str = VISION
-    """Of a tower: the key of its settings in a wrapper's config.json."""
+    """The key of a tower's settings in its wrapper's config.json."""
     encoder: Family | None = None
     """The encoder of an encoder-decoder. Its `config_from_hf` takes the same config.json."""
     leaves_out: tuple[str, ...] = ()

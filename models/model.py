@@ -215,14 +215,8 @@ class Model:
                 heads = heads._replace(k_tkh=held[0], v_tkh=held[1])
             keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
             arrays, settings = attention_inputs(heads, keys_values, spec, step)
-            attended_tnh, pool = step.attention[group](
-                *arrays,
-                pools[group],
-                step.batches[group],
-                scale=spec.scale,
-                **where,
-                **settings,
-            )
+            settings = {"scale": spec.scale, **where, **settings}
+            attended_tnh, pool = step.attention[group](*arrays, pools[group], step.batches[group], **settings)
             if spec.output_gate:
                 attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
             lent = {each: keys_values if each == group else held for each, held in lent.items()}

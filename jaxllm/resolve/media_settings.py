@@ -234,7 +234,7 @@ def takes_images(args: EngineArguments) -> bool:
 def takes_media(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> bool:
     """Return whether an engine is to load the tower of a model that sees or hears.
 
-    A checkpoint without the settings of what makes the tower's inputs reads text alone, of which a warning tells.
+    A checkpoint without the settings of what makes the tower's inputs reads text alone; a warning says so.
     """
     hears = not hf_config.get("vision_config") and bool(hf_config.get("audio_config"))
     sees = bool(hf_config.get("vision_config"))

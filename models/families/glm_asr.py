@@ -1,4 +1,4 @@
-"""GLM-ASR: Llama in a wrapper, with an encoder like Whisper's that has RoPE, four frames of which become a row."""
+"""GLM-ASR: Llama in a wrapper, with an encoder like Whisper's that has RoPE; four of its frames become a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Voxtral: Llama in a wrapper, with Whisper's encoder as its tower, four frames of which become a row."""
+"""Voxtral: Llama in a wrapper, with Whisper's encoder as its tower; four of its frames become a row."""
 
 from __future__ import annotations
 

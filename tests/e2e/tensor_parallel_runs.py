@@ -240,8 +240,8 @@ def with_clips(case: str, **engine: Any) -> list[dict[str, Any]]:
     results = []
     for golden, output in zip(goldens, outputs, strict=True):
         tokens, expected = list(output.outputs[0].token_ids), golden.logprobs[len(golden.prompt) - 1 :].max(axis=-1)
-        found = [step[token].logprob for step, token in zip(output.outputs[0].logprobs or [], tokens, strict=True)]
-        error = float(np.abs(np.array(found) - expected).max())
+        logprobs = [step[token].logprob for step, token in zip(output.outputs[0].logprobs or [], tokens, strict=True)]
+        error = float(np.abs(np.array(logprobs) - expected).max())
         results.append({"expected": golden.tokens.tolist(), "got": tokens, "error": error})
     return results
 

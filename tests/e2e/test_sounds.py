@@ -122,7 +122,7 @@ def test_whole_prompts(engine: Engine, alone: dict[str, RequestOutput], name: st
 
 
 def test_rows_are_those_of_the_tower(engine: Engine) -> None:
-    """Also of a sound of several clips, each of which is encoded by itself."""
+    """Also of a sound of several clips, which are encoded apart."""
     text = engine.goldens["one"].text
     runner = core_of(engine.llm)._runner
     assert isinstance(runner, ModelRunner)
@@ -170,8 +170,8 @@ def test_prefix_cache(engine: Engine, alone: dict[str, RequestOutput]) -> None:
     [again] = engine.run([engine.prompt("one")])
     assert again.num_cached_tokens == (len(golden.expanded) - 1) // BLOCK_SIZE * BLOCK_SIZE
     assert bits(again) == bits(alone["one"])
-    own = sound(engine.family, 0)
-    [other] = engine.run([engine.prompt("one", [draw_clip(len(own) / RATE, 9)])])
+    seconds = len(sound(engine.family, 0)) / RATE
+    [other] = engine.run([engine.prompt("one", [draw_clip(seconds, 9)])])
     assert other.num_cached_tokens is not None
     assert other.num_cached_tokens <= spans(golden)[0].start // BLOCK_SIZE * BLOCK_SIZE
     assert other.prompt_token_ids == again.prompt_token_ids

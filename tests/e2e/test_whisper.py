@@ -38,9 +38,9 @@ def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
 def check(output: Any, golden: Golden) -> None:
     for completion in output.outputs:
         assert list(completion.token_ids) == golden.tokens.tolist()
-        found = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
+        logprobs = [step[token].logprob for step, token in zip(completion.logprobs, completion.token_ids, strict=True)]
         expected = golden.logprobs[len(golden.prompt) - 1 :].max(axis=-1)
-        np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
+        np.testing.assert_allclose(logprobs, expected, rtol=0, atol=TOLERANCE)
 
 
 def test_tokens_match_hf_alone_and_beside_others(llm: LLM) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -62,7 +62,7 @@ def _window() -> np.ndarray:
     return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(_WINDOW) / _WINDOW)
 
 
-@cache
+@lru_cache(maxsize=8)  # models have 80 bands or 128
 def _apart(num_mels: int, parity: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the weights of frequencies [f] in every second mel band, and the first frequency of each of these bands.
 
@@ -72,7 +72,7 @@ def _apart(num_mels: int, parity: int) -> tuple[np.ndarray, np.ndarray]:
     return filters_mf.sum(axis=0), (filters_mf > 0).argmax(axis=1)
 
 
-@cache
+@lru_cache(maxsize=8)
 def mel_filters(num_mels: int) -> np.ndarray:
     """Return the weights of frequencies in each mel band [m, f], as in Slaney's Auditory Toolbox.
 

@@ -43,7 +43,7 @@ class AudioProcessor:
         self.rate = RATE
         """The samples a second that it takes."""
         self.limits = AudioLimits() if clips.are_several else AudioLimits(max_seconds=seconds)
-        """Of a model that takes one clip, HF cuts off what is longer; here it is refused."""
+        """HF cuts off what is longer than a model's only clip; here it is refused."""
         assert self.limits.max_seconds is not None
         self.most_samples = int(self.limits.max_seconds * RATE)
         """The samples of the longest sound."""
