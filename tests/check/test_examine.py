@@ -103,7 +103,7 @@ def test_sounds_cost_rows_and_memory(monkeypatch: pytest.MonkeyPatch, any_proces
     assert report.media is not None
     # A clip of 2 s has 100 frames, and four become a row.
     assert [(sound.seconds, sound.rows) for sound in report.media.sounds] == [(10.0, 125), (600.0, 7500)]
-    assert (report.media.pictures, report.media.cache_rows, report.media.cache) == ([], 512, 512 * 64 * 4)
+    assert (report.media.pictures, report.media.cache_rows, report.media.cache) == ([], 256, 256 * 64 * 4)
     assert [program.name for program in report.programs if "encode" in program.name] == ["encode a whole clip"]
     assert "a sound of 10 s takes 125 rows\n" in render(report)
     assert "a sound of 600 s takes 7,500 rows: refused" in render(report)
