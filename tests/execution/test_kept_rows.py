@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.core_messages import EngineCoreRequest
+from jaxllm.core_messages import Clip, EngineCoreRequest
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
 from jaxllm.execution.kept_rows import KeptRows
-from jaxllm.execution.packing import BatchShape, Bucket, BufferPool, StepBuffers, allocate
+from jaxllm.execution.packing import BatchShape, Bucket, BufferPool, CrossShape, StepBuffers, allocate
 from jaxllm.execution.rows import least_sampling
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.scheduling.config import GroupConfig, SchedulerConfig
@@ -27,6 +27,9 @@ from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config
 from tests.scheduling.test_simulation import TINY, workload
 
 WINDOW = GroupConfig(num_blocks=17, window=9)
+CLIPS = {"num_clip_blocks": 97, "clip_blocks": 16}
+"""Few blocks, so that clips come and go; a clip has as many frames as a request may have tokens."""
+NUM_FRAMES = 63
 MASK = RowMask(np.full(-(-VOCAB_SIZE // 32), 5, np.int32), None)
 
 
@@ -58,8 +61,9 @@ class Packed(Simulation):
         super().__init__(config)
         num_groups = len(config.groups)
         bucket = Bucket(config.max_num_batched_tokens, config.num_rows)
+        cross = CrossShape(NUM_FRAMES, config.clip_blocks, 2) if config.clip_blocks else None
         self.shape = BatchShape(
-            bucket, config.max_model_len // config.block_size, (4,) * num_groups, (None,) * num_groups, 1
+            bucket, config.max_model_len // config.block_size, (4,) * num_groups, (None,) * num_groups, 1, cross=cross
         )
         self.kept, self.pool = self.make_kept(), BufferPool()
         self.last: StepInputs | None = None
@@ -67,7 +71,8 @@ class Packed(Simulation):
         self.num_continued = 0
 
     def make_kept(self) -> Counted:
-        return Counted(self.config.max_num_seqs, len(self.config.groups), self.shape.max_blocks)
+        config = self.config
+        return Counted(config.max_num_seqs, len(config.groups), self.shape.max_blocks, config.clip_blocks)
 
     def plan(self) -> StepPlan | None:
         plan = super().plan()
@@ -154,6 +159,25 @@ def test_rows_are_as_if_packed_from_scratch(others: list[GroupConfig], overlap: 
     assert kept.num_overflows >= 2
     assert simulation.num_continued > 20
     assert 2 * kept.num_settings < kept.num_blocks < kept.num_taken, "it keeps little"
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_rows_with_clips_are_as_if_packed_from_scratch(overlap: int) -> None:
+    """Requests hear one of seven clips, and blocks hold six; those with the same one share its blocks."""
+    simulation = Packed(make_config(**TINY, **CLIPS, num_adapter_slots=2))
+    simulation.run_arriving(with_clips(varied(1), 1), 0, overlap)
+    assert simulation.scheduler.stats().num_preemptions >= 5
+    assert simulation.num_continued > 20
+    assert simulation.kept.num_overflows >= 2
+
+
+def with_clips(requests: list[EngineCoreRequest], seed: int) -> list[EngineCoreRequest]:
+    """Return the requests with one of seven clips each; a fork has its donor's."""
+    rng, clips = random.Random(seed), dict[str | None, Clip]()
+    for request in requests:
+        new = Clip(key=b"%d" % rng.randrange(7), mels=b"", num_frames=NUM_FRAMES)
+        clips[request.request_id] = clips.get(request.fork_of, new)
+    return [msgspec.structs.replace(request, clip=clips[request.request_id]) for request in requests]
 
 
 def test_no_slot_has_two_requests() -> None:
