@@ -398,7 +398,7 @@ class ModelConfig:
     layer_parts: int = 1
     """The number of consecutive layers that are one of the checkpoint's: 2 in a decoder with cross-attention, whose
     layers have self-attention, and cross-attention with an MLP."""
-    vision: ModelConfig | None = None
+    encoder: ModelConfig | None = None
     """The vision tower of a wrapper, if its config.json describes one, or the encoder of an encoder-decoder; else None.
     """
     tower: TowerSettings | None = None
@@ -453,11 +453,11 @@ class ModelConfig:
         )
         return replace(self, layers=tuple(layers))
 
-    def with_vision(self, vision: ModelConfig | None) -> ModelConfig:
-        """Return the config with a vision tower, whose further outputs the first layers take, or without one."""
-        num_slices = 0 if vision is None or vision.tower is None else len(vision.tower.deepstack)
+    def with_encoder(self, encoder: ModelConfig | None) -> ModelConfig:
+        """Return the config with a tower or an encoder, whose further outputs the first layers take, or without one."""
+        num_slices = 0 if encoder is None or encoder.tower is None else len(encoder.tower.deepstack)
         layers = (replace(layer, adds_media=number < num_slices) for number, layer in enumerate(self.layers))
-        return replace(self, vision=vision, layers=tuple(layers))
+        return replace(self, encoder=encoder, layers=tuple(layers))
 
     def with_layers(self, **fields: Any) -> ModelConfig:
         """Return the config with these fields replaced in all layers."""

@@ -78,9 +78,9 @@ class Family:
             config = self.config_from_hf(hf)
             tower = self.vision
             if sees and tower is not None and hf.get(tower.section) and tower.is_stored(tensor_names):
-                config = config.with_vision(tower.read_vision(hf, config))
+                config = config.with_encoder(tower.read_vision(hf, config))
             if self.encoder is not None:
-                config = config.with_vision(self.encoder.config_from_hf(hf))
+                config = config.with_encoder(self.encoder.config_from_hf(hf))
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from error
         return self._with_stored_head(config, tensor_names)

@@ -28,7 +28,7 @@ from .towers.whisper import ClipEncoder
 from .weights import Ops, bind
 
 _Params = Mapping[str, Any]
-_OTHER_PARTS = ("layers", "head", "adapters", "media", "vision")
+_OTHER_PARTS = ("layers", "head", "adapters", "media", "encoder")
 """The parts of a model's parameters besides those of its frame."""
 
 

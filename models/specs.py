@@ -250,11 +250,11 @@ class ModelSpecs:
         }
         self.plan = LayerPlan(config.layers, self._marks({layer: state for layer, (_, state) in layers.items()}))
         self.kinds = [layers[kind] for kind in self.plan.kinds]
-        self.vision = (
+        self.encoder = (
             None
-            if config.vision is None
+            if config.encoder is None
             else ModelSpecs(
-                config.vision,
+                config.encoder,
                 dtype,
                 tower_loop(loop),
                 formats=formats,
@@ -282,8 +282,8 @@ class ModelSpecs:
         """Return all that the specs depend on."""
         formats, lent = sorted(self.formats.items()), sorted(self.lent.items())
         prefixes = self.family.find_prefixes(self._tensor_names)
-        vision = () if self.vision is None else self.vision.facts
-        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent, vision
+        encoder = () if self.encoder is None else self.encoder.facts
+        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent, encoder
 
     def _marks(self, states: Mapping[LayerSpec, nnx.State]) -> tuple[tuple[WeightFormat | None, ...], ...]:
         """Return the formats of each layer's weights, by which layers are stacked; () if none has any."""
@@ -314,12 +314,12 @@ class ModelSpecs:
         ]
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
         ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
-        if self.vision is not None:
-            tower = self.vision.config.tower
+        if self.encoder is not None:
+            tower = self.encoder.config.tower
             hears = tower is not None and tower.sound is not None
             needed = (*TOWERS, *AUDIO_TOWERS) if hears else TOWERS
             ignored = tuple(pattern for pattern in ignored if pattern not in needed)
-            ignored += self.vision.ignored_tensors
+            ignored += self.encoder.ignored_tensors
         return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
@@ -361,12 +361,12 @@ class ModelSpecs:
         return held_apart({**specs, **self.lent})
 
     def all_param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
-        """Return the specs of all parameters, the vision tower's under "vision."; each device has the whole tower."""
+        """Return the specs of all parameters, those of the encoder under "encoder."; each device has all of these."""
         specs = self.param_specs(tensor_names)
-        if self.vision is not None:
-            for path, spec in self.vision.param_specs(tensor_names).items():
+        if self.encoder is not None:
+            for path, spec in self.encoder.param_specs(tensor_names).items():
                 axes = tuple(None if axis in SHARDED else axis for axis in spec.axes)
-                specs[f"vision.{path}"] = replace(under("vision", spec), axes=axes)
+                specs[f"encoder.{path}"] = replace(under("encoder", spec), axes=axes)
         return specs
 
     def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int = 0) -> str:

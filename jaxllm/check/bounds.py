@@ -194,7 +194,7 @@ def _layer_work(layer: LayerSpec, model: ModelConfig, num_devices: int, kv_items
         return LayerWork(None, kv_bytes=0, pair_flops=0, state_bytes=layer.state.num_bytes(itemsize) / num_devices)
     value_dim = layer.head_dim if layer.latent is None else layer.latent.rank
     numbers = layer.head_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.head_dim
-    clips = model.vision.clips if layer.is_cross and model.vision else None
+    clips = model.encoder.clips if layer.is_cross and model.encoder else None
     return LayerWork(
         layer.window,
         kv_bytes=numbers * kv_itemsize,

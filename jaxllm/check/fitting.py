@@ -59,7 +59,7 @@ class Fit:
     @property
     def tower_specs(self) -> dict[str, ParamSpec]:
         """Return the specs of the vision tower's parameters; none in a model that sees none."""
-        return {path: spec for path, spec in self.specs.items() if path.startswith("vision.")}
+        return {path: spec for path, spec in self.specs.items() if path.startswith("encoder.")}
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:

@@ -357,7 +357,7 @@ class StepCompiler:
             batch = jax.tree.map(lambda x: self._replicated(x.shape, x.dtype), batch_spec(self.model.tower, key))
             slots = self._replicated((batch.places_qk.shape[0],), jnp.int32)
             encode = partial(run_encoder, tower=self.model.tower, mesh=self.mesh)
-            return _Signature(encode, (1,), (self.vision_spec, media, batch, slots), everywhere)
+            return _Signature(encode, (1,), (self.encoder_spec, media, batch, slots), everywhere)
         rows = self._replicated((WRITTEN_ROWS, media.shape[1]), jnp.float32)
         return _Signature(write_rows, (0,), (media, rows, self._replicated(rows.shape[:1], jnp.int32)), everywhere)
 
@@ -369,7 +369,7 @@ class StepCompiler:
         block_ids = self._replicated((config.kv_layout.clip_blocks,), jnp.int32)
         tile = config.cross_groups[0].attention.tiles.query
         run = partial(run_clip_encoder, model=model, caches=self.caches, mesh=self.mesh, query_tile=tile)
-        return run, (2,), (self.vision_spec, self.params_spec, pools, mels, block_ids)
+        return run, (2,), (self.encoder_spec, self.params_spec, pools, mels, block_ids)
 
     def _adapters_signature(self, key: Upkeep) -> _Signature:
         adapters = self.adapters_spec()
@@ -475,7 +475,7 @@ class StepCompiler:
 
     def _held_by_encoder(self) -> int:
         """Return the bytes of the tower's parameters and of the feature cache, which the encoder's programs take."""
-        held = jax.tree.leaves((self.vision_spec, self.media_spec()))
+        held = jax.tree.leaves((self.encoder_spec, self.media_spec()))
         return sum(num_bytes(math.prod(spec.shape), spec.dtype) for spec in held)
 
     def _memory(self, key: ProgramKey) -> Any:
@@ -513,14 +513,14 @@ class StepCompiler:
         return unflatten({path: jax.tree.map(self._placed, stored(spec)) for path, spec in arrays.items()})
 
     @property
-    def vision_spec(self) -> dict[str, Any]:
+    def encoder_spec(self) -> dict[str, Any]:
         """Return shape, dtype and sharding of the tower's parameters."""
-        return self._param_specs["vision"]
+        return self._param_specs["encoder"]
 
     @cached_property
     def params_spec(self) -> dict[str, Any]:
         """Return the same of what a step reads: all but the tower's parameters, with adapters and encoded media."""
-        params = {name: spec for name, spec in self._param_specs.items() if name != "vision"}
+        params = {name: spec for name, spec in self._param_specs.items() if name != "encoder"}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
         return params | adapters | ({} if self.model.tower is None else {"media": self.media_spec()})
 

@@ -108,7 +108,7 @@ class Launcher:
                 self.params = load_params()
         if compiler.model.adapter_shape is not None:
             self.params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
-        self._vision = self.params.pop("vision", None)
+        self._encoder = self.params.pop("encoder", None)
         """The parameters of the tower or the encoder, which no step reads."""
         self._make_media()
         self.pools, self._previous_tokens, self._hidden = state.result()
@@ -163,14 +163,14 @@ class Launcher:
     def _encode(self, launch: EncodeLaunch) -> None:
         key = self.programs.keys[launch.program]
         if isinstance(key, ClipShape):
-            self.pools = self.programs.get(key)(self._vision, self.params, self.pools, *launch.arrays)
+            self.pools = self.programs.get(key)(self._encoder, self.params, self.pools, *launch.arrays)
             return
         program, media, tower = self.programs.get(key), self.params["media"], self.compiler.model.tower
         *leaves, slots = launch.arrays
         assert tower is not None
         if isinstance(key, EncoderShape):
             batch = jax.tree.unflatten(jax.tree.structure(batch_spec(tower, key)), leaves)
-            media = program(self._vision, media, batch, slots)
+            media = program(self._encoder, media, batch, slots)
         else:
             media = program(media, *leaves, slots)
         self.params = {**self.params, "media": media}

@@ -17,7 +17,7 @@ _GUESSES_ALONE = ("ngram", "suffix")
 def check_encoder_decoder(args: EngineArguments, resolved: Resolved) -> None:
     """Raise VLLMValidationError for an argument that an encoder-decoder cannot follow; others are all fine."""
     config, speculative = resolved.model_config, args.speculation()
-    if config.vision is None or config.vision.clips is None:
+    if config.encoder is None or config.encoder.clips is None:
         return
     if args.enable_lora:
         raise _refusal("enable_lora", True, "adapters of its attention to sound are not supported")

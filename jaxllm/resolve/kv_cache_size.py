@@ -187,7 +187,7 @@ def _measure_memory(
     if limit is not None and params <= limit:
         compiler = StepCompiler(steps, model, mesh)
         # A draft head's program also takes the tables that belong to the model; none takes the tower's parameters.
-        read = {path: spec for path, spec in specs.items() if not path.startswith("vision.")} | dict(model.specs.lent)
+        read = {path: spec for path, spec in specs.items() if not path.startswith("encoder.")} | dict(model.specs.lent)
         scratch = measure(compiler) - param_bytes(mesh, read)
     return _DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 

@@ -42,14 +42,14 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
 
     Raises VLLMValidationError for a model whose images cannot be read.
     """
-    vision, args = config.model_config.vision, config.args
-    if vision is not None and vision.clips is not None:
+    encoder, args = config.model_config.encoder, config.args
+    if encoder is not None and encoder.clips is not None:
         _check_unused(args, config.model_config.architecture)
         start = config.hf_config.get("decoder_start_token_id")
         if start is None:
             start = config.generation_config.get("decoder_start_token_id", 50_257)
-        return MediaSettings(clips=ClipInput(**vision.clips._asdict(), start_token_id=start))
-    if vision is None or vision.tower is None:
+        return MediaSettings(clips=ClipInput(**encoder.clips._asdict(), start_token_id=start))
+    if encoder is None or encoder.tower is None:
         _check_unused(args, config.model_config.architecture)
         reason = config.checkpoint.text_only
         return MediaSettings(text_only=reason) if reason else None
@@ -70,7 +70,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         max_model_len=config.max_model_len,
         interleave_mm_strings=args.interleave_mm_strings,
         enable_mm_embeds=args.enable_mm_embeds,
-        row_size=vision.tower.output_size,
+        row_size=encoder.tower.output_size,
         most_rows=media_size(config).num_rows,
         config=hf_config,
         image_processor=dict(config.checkpoint.image_processor),
@@ -81,7 +81,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         cache_gb=args.mm_processor_cache_gb,
         allowed_local_media_path=args.allowed_local_media_path,
         allowed_media_domains=args.allowed_media_domains,
-        rope_merge=vision.tower.merge if any(rope.axes for rope in config.model_config.ropes) else None,
+        rope_merge=encoder.tower.merge if any(rope.axes for rope in config.model_config.ropes) else None,
         steps_per_second=hf_config.get("vision_config", {}).get("tokens_per_second"),
     )
 
@@ -91,10 +91,10 @@ def media_size(config: EngineConfig) -> MediaSize:
 
     Raises VLLMValidationError for options that the model's processor does not have, and for wrong values.
     """
-    vision = config.model_config.vision
-    if vision is None or vision.tower is None:
+    encoder = config.model_config.encoder
+    if encoder is None or encoder.tower is None:
         return MediaSize()
-    tower, checkpoint = vision.tower, config.checkpoint
+    tower, checkpoint = encoder.tower, config.checkpoint
     options, sampling = _processing(config)
     if tower.sound is not None:
         return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, most_sound_rows(config))))

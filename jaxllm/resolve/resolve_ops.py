@@ -143,14 +143,14 @@ def choose_ops(
     _warn_of_widened(specs)
     layers = _choose_matmuls(specs, picker, args.linear_backend, may_round_nothing=is_draft)
     tower = encoder = None
-    if specs.vision is not None:
+    if specs.encoder is not None:
         # Each device has the whole tower.
-        ops = _choose_matmuls(specs.vision, picker)._replace(mesh=None)
-        attention = _choose_segment_attention(specs.vision, groups, picker)
-        if specs.vision.config.clips is None:
-            tower = Tower(specs.vision, ops=ops, attention=attention)
+        ops = _choose_matmuls(specs.encoder, picker)._replace(mesh=None)
+        attention = _choose_segment_attention(specs.encoder, groups, picker)
+        if specs.encoder.config.clips is None:
+            tower = Tower(specs.encoder, ops=ops, attention=attention)
         else:
-            encoder = ClipEncoder(specs.vision, ops=ops, attention=attention)
+            encoder = ClipEncoder(specs.encoder, ops=ops, attention=attention)
     return EngineOps(groups, states, specs, layers, tower, encoder, cross)
 
 

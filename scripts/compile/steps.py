@@ -224,7 +224,7 @@ def make_compiler(
     if not is_quantized:
         hf = {key: value for key, value in hf.items() if key != "quantization_config"}
     config = get_family(hf["architectures"][0]).read_config(hf)
-    context = min(CONTEXT if config.vision is None else MEDIA_CONTEXT, config.max_position_embeddings)
+    context = min(CONTEXT if config.encoder is None else MEDIA_CONTEXT, config.max_position_embeddings)
     arguments = EngineArgs(
         model=name,
         dtype="bfloat16",
@@ -342,7 +342,7 @@ def find_widened(hlo: str, model: Model) -> list[str]:
 
 def fits(compiler: StepCompiler, num_blocks: int, usable_bytes: int) -> bool:
     """Return whether a device holds the weights, the pool and the feature cache, beside a sixteenth for all else."""
-    tower = {} if compiler.model.tower is None else compiler.vision_spec
+    tower = {} if compiler.model.tower is None else compiler.encoder_spec
     specs = [compiler.params_spec, tower, compiler.caches.specs(num_blocks)]
     return sum(map(device_bytes, jax.tree.leaves(specs))) < usable_bytes * 15 // 16
 
@@ -370,7 +370,7 @@ def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]
     missed = []
     if memory.alias_size_in_bytes < media:
         missed.append(f"feature cache of {media} bytes, aliased {memory.alias_size_in_bytes}")
-    tower = sum(map(device_bytes, jax.tree.leaves(compiler.vision_spec)))
+    tower = sum(map(device_bytes, jax.tree.leaves(compiler.encoder_spec)))
     sizes = {
         "temp_mib": memory.temp_size_in_bytes,
         "tower_mib": tower,

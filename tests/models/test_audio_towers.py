@@ -49,9 +49,9 @@ def read_hf(family: str) -> dict[str, Any]:
 
 def settings_of(hf: dict[str, Any]) -> TowerSettings:
     family = get_family(hf["architectures"][0])
-    tower = family.read_config(hf).vision
+    tower = family.read_config(hf).encoder
     assert tower is not None
-    assert hash(tower) == hash(family.read_config(hf).vision)
+    assert hash(tower) == hash(family.read_config(hf).encoder)
     return Tower(ModelSpecs(tower, "bfloat16", family=family.vision)).settings
 
 
@@ -123,7 +123,7 @@ def test_tensors_are_read_under_both_names(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_that_is_not_to_hear_has_no_tower(name: str) -> None:
     hf = read_hf(name)
-    assert get_family(hf["architectures"][0]).read_config(hf, sees=False).vision is None
+    assert get_family(hf["architectures"][0]).read_config(hf, sees=False).encoder is None
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,8 @@ def test_every_tensor_is_used_or_ignored_on_purpose(case: str, loop: LayerLoop) 
     assert not any(fnmatch(name, pattern) for pattern in model.specs.ignored_tensors for name in used)
     for path, spec in specs.items():
         assert len(spec.axes) == len(spec.shape)
-        of_loop = tower_loop(loop) if path.startswith("vision.") else loop
-        assert spec.stacked == (of_loop.stacked and path.removeprefix("vision.").startswith("layers."))
+        of_loop = tower_loop(loop) if path.startswith("encoder.") else loop
+        assert spec.stacked == (of_loop.stacked and path.removeprefix("encoder.").startswith("layers."))
         assert {tensors[source].shape for source in spec.sources} == {spec.hf_shape}
 
 

@@ -189,12 +189,12 @@ PUBLISHED = {
 def test_published_configs_are_read(name: str) -> None:
     hf, grid, (width, num_layers, inner, num_rows) = PUBLISHED[name]
     family = get_family(hf["architectures"][0])
-    vision = family.read_config(hf).vision
+    vision = family.read_config(hf).encoder
     assert vision is not None
     assert (vision.hidden_size, vision.num_layers, vision.layers[0].intermediate_size) == (width, num_layers, inner)
     tower = Tower(ModelSpecs(vision, "bfloat16", family=family.vision))
     assert count_rows(tower.settings, [grid]) == num_rows
-    assert hash(vision) == hash(family.read_config(hf).vision)
+    assert hash(vision) == hash(family.read_config(hf).encoder)
 
 
 def test_gemma4_12b_has_no_layers_in_its_tower() -> None:
@@ -204,7 +204,7 @@ def test_gemma4_12b_has_no_layers_in_its_tower() -> None:
         {"model_type": "gemma4_unified_text", "hidden_size": 3840},
     )
     family = get_family("Gemma4UnifiedForConditionalGeneration")
-    vision = family.read_config(hf).vision
+    vision = family.read_config(hf).encoder
     assert vision is not None
     assert (vision.hidden_size, vision.num_layers) == (3840, 0)
     settings = Tower(ModelSpecs(vision, "bfloat16", family=family.vision)).settings
@@ -262,8 +262,8 @@ def test_unsupported_values_are_refused_by_name(case: str, part: str, changes: d
 def test_a_wrapper_without_a_vision_part_has_no_tower() -> None:
     hf = read_hf_config("qwen3_vl")
     family = get_family(hf["architectures"][0])
-    assert family.read_config(hf).vision is not None
-    assert family.read_config({key: value for key, value in hf.items() if key != "vision_config"}).vision is None
+    assert family.read_config(hf).encoder is not None
+    assert family.read_config({key: value for key, value in hf.items() if key != "vision_config"}).encoder is None
 
 
 def test_models_of_text_are_no_towers() -> None:

@@ -63,7 +63,7 @@ class Case:
         self, loop: LayerLoop = LayerLoop.SCAN, dtype: Any = jnp.float32, quantization: str | None = None
     ) -> Tower:
         family = get_family(self.config["architectures"][0])
-        vision = family.read_config(self.config).vision
+        vision = family.read_config(self.config).encoder
         assert vision is not None
         settings: Any = {"family": family.vision, "tensor_names": self.shapes, "quantization": quantization}
         return Tower(ModelSpecs(vision, dtype, loop, **settings))

@@ -64,8 +64,8 @@ class Case:
         """Return the model, with its encoder."""
         family = get_family(self.config["architectures"][0])
         specs = ModelSpecs(family.read_config(self.config, self.tensors), dtype, loop, tensor_names=self.tensors)
-        assert specs.vision is not None
-        return Model(specs, encoder=ClipEncoder(specs.vision))
+        assert specs.encoder is not None
+        return Model(specs, encoder=ClipEncoder(specs.encoder))
 
 
 @cache
