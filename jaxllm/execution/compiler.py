@@ -405,6 +405,7 @@ class StepCompiler:
             caches=self.caches,
             mesh=self.mesh,
             processors=self.config.processors,
+            transcript_rules=self.config.transcript_rules,
             # On a GPU the host would drive a loop, and the step would no longer be one CUDA graph. Logits processors on
             # the host take all rows at once.
             logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else _LOGITS_TILE,
@@ -504,6 +505,7 @@ class StepCompiler:
             max_drafts=self.config.max_drafts,
             has_media=self.model.tower is not None,
             cross=cross[0] if cross else None,
+            first_timestamp=rules.first_timestamp if (rules := self.config.transcript_rules) else None,
         )
 
     @cached_property

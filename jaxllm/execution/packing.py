@@ -17,7 +17,7 @@ from jax import Array
 
 from jaxllm.models.inputs import MediaTokens, TokenBatch
 from jaxllm.params.limits import MAX_LOGIT_BIASES, MAX_LOGPROB_TOKEN_IDS
-from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, Uses
+from jaxllm.sampling.inputs import Packed, RareRules, Rules, SamplingBatch, TranscriptRows, Uses
 from pallas_kernels.paged_attention import AttentionBatch
 from pallas_kernels.recurrent_state import StateBatch
 
@@ -112,6 +112,8 @@ class BatchShape(NamedTuple):
     """True if the model sees images."""
     cross: CrossShape | None = None
     """The sizes of attention to an encoder's frames; None in a model without it."""
+    first_timestamp: int | None = None
+    """The id of a transcript's first timestamp; None in a model whose outputs follow no rules of transcripts."""
 
     def max_tiles(self, query_tile: int) -> int:
         """Return the most tiles of a step: every chunk takes 2 rows or more, and may leave one tile part-filled."""
@@ -185,6 +187,8 @@ class PackedInputs(NamedTuple):
     logit_rows: _LogitRows
     sampling: SamplingBatch
     rules: Rules
+    transcripts: tuple[TranscriptRows, ...]
+    """One record if outputs follow the rules of transcripts, else none."""
     uses: Uses
 
     @property
@@ -372,6 +376,8 @@ def _records(shape: BatchShape) -> tuple[tuple[str, type, tuple[ArrayField | Non
                 sizes = [{}] * shape.has_states
             case "media":
                 sizes = [{}] * shape.has_media
+            case "transcripts":
+                sizes = [{}] * (shape.first_timestamp is not None)
             case _:
                 sizes = [{}]
         records += [(name, record, fields, own_sizes) for own_sizes in sizes]

@@ -6,6 +6,7 @@ which samples as the chunk's own row does, or one per scored prompt token.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -13,9 +14,9 @@ import numpy as np
 from jaxllm.constraints.bits import RowMask
 from jaxllm.execution.kept_rows import RowSettings, Wants, to_int32
 from jaxllm.execution.packing import PackedInputs, RareSpec
-from jaxllm.sampling.inputs import RareRules, Sampling, Uses
+from jaxllm.sampling.inputs import WITHOUT_RULES, WITHOUT_TIMESTAMPS, RareRules, Sampling, Uses
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import ExtraRows, StepPlan
+from jaxllm.scheduling.plan import NO_IDS, ExtraRows, Owner, StepPlan
 
 
 def least_sampling(plan: StepPlan, rows: RowSettings, masks: Sequence[RowMask | None]) -> Sampling:
@@ -59,6 +60,31 @@ def fill_rows(inputs: PackedInputs, plan: StepPlan, rows: RowSettings, ends: np.
             values_s[extra] = values_s[index]
         sampling.positions_s[extra] += before
         rules.num_outputs_s[extra] += before
+
+
+def fill_transcripts(inputs: PackedInputs, plan: StepPlan, first_timestamp: int) -> None:
+    """Fill in what the rules of transcripts need of each row that samples."""
+    [transcripts], decodes = inputs.transcripts, plan.decodes
+    rows = list(enumerate(zip(decodes.owners, decodes.starts, [NO_IDS] * len(decodes.starts), strict=True)))
+    for row, chunk in enumerate(plan.others, start=len(rows)):
+        rows.append((row, (chunk.owner, chunk.start, chunk.token_ids[:-1])))
+    for _, first, num_drafts, chunk in _drafted(plan):
+        extra = range(first, first + num_drafts)
+        rows += [(row, (chunk.owner, chunk.start, chunk.token_ids[: row - first])) for row in extra]
+    for row, (owner, start, chunk_ids) in rows:
+        transcripts.before_s[row], transcripts.latest_s[row] = _heard(owner, start, chunk_ids, first_timestamp)
+
+
+def _heard(owner: Owner, start: int, chunk_ids: array[int], first_timestamp: int) -> tuple[int, int]:
+    """Return the entries of `TranscriptRows` of a row, after `chunk_ids` at the start of its chunk."""
+    num_prompt_tokens, params = owner.num_prompt_tokens, owner.params
+    if owner.token_ids is None or params.allowed_token_ids is not None or params.structured_outputs is not None:
+        return -1, WITHOUT_RULES
+    outputs = (owner.token_ids[:start] + chunk_ids)[num_prompt_tokens:]
+    before = outputs[-1] if outputs else -1
+    if first_timestamp - 1 in owner.token_ids[:num_prompt_tokens]:  # which says that there are none
+        return before, WITHOUT_TIMESTAMPS
+    return before, next((token_id for token_id in reversed(outputs) if token_id >= first_timestamp), 0)
 
 
 def fill_rare(

@@ -27,6 +27,7 @@ from jaxllm.sampling.processors import LogitsProcessor
 from jaxllm.sampling.sampler import sample_full, sample_plain, sample_plain_shard, sample_truncated
 from jaxllm.sampling.shards import VocabShards
 from jaxllm.sampling.token_counts import add_tokens
+from jaxllm.sampling.transcripts import TranscriptRules, TranscriptState, apply_rules
 
 
 class DeviceState(NamedTuple):
@@ -74,6 +75,7 @@ class StepStatics:
     caches: Caches
     mesh: Mesh
     processors: tuple[LogitsProcessor, ...] = ()
+    transcript_rules: TranscriptRules | None = None
     logits_tile: int
     """The number of rows whose logits exist at a time."""
     few_rows: int | None = None
@@ -107,24 +109,31 @@ def run_step(
     )
     pools = caches.with_features(of_layers, state.pools, features_tf, inputs)
     num_rows = inputs.logit_rows.num_rows
-    rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling)
+    rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling, _transcripts(inputs, tokens))
     if rare is None:
         draw = partial(draw_tokens, params=params, statics=statics, truncates=shape.sampling is Sampling.TRUNCATED)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=few_rows)
         return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
-    def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
-        row_inputs = _gathered(model.logits(params, hidden_rd, num_rows), statics.mesh), *settings
-        sampler = partial(
-            sample_full,
+    def sample_rows(
+        logits_rv: Array, batch: SamplingBatch, transcripts: TranscriptState | None, *settings: Any
+    ) -> tuple[Array, Logprobs]:
+        return sample_full(
+            logits_rv,
+            batch,
+            *settings,
             uses=inputs.uses,
             counts_cv=state.counts_cv,
             num_logprobs=shape.num_logprobs,
             logprobs_mode=shape.logprobs_mode,
             processors=statics.processors,
+            last_edit=_rules_of(transcripts, statics),
             skips_unused=statics.skips_unused,
         )
-        return _map_few(sampler, row_inputs, num_rows=num_rows, few_rows=few_rows)
+
+    def sample(num_rows: Array, hidden_rd: Array, *settings: Any) -> tuple[Array, Logprobs]:
+        row_inputs = _gathered(model.logits(params, hidden_rd, num_rows), statics.mesh), *settings
+        return _map_few(sample_rows, row_inputs, num_rows=num_rows, few_rows=few_rows)
 
     tokens_s, logprobs = _map_row_tiles(
         sample, (*rows, inputs.rules, rare), num_rows=num_rows, tile=statics.logits_tile
@@ -138,23 +147,41 @@ def draw_tokens(
     num_rows: Array,
     hidden_sd: Array,
     batch: SamplingBatch,
+    transcripts: TranscriptState | None = None,
     *,
     params: Any,
     statics: StepStatics,
     truncates: bool = False,
 ) -> Array:
-    """Return the token of each row, by temperature and seed, and truncation if `truncates`.
+    """Return the token of each row, by temperature and seed, the rules of transcripts, and truncation if `truncates`.
 
     Rows from `num_rows` on are padding.
     """
-    model = statics.model
+    edit, logits_sv = _rules_of(transcripts, statics), statics.model.logits(params, hidden_sd, num_rows)
+    if edit is not None:
+        logits_sv = edit(_gathered(logits_sv, statics.mesh))
     if truncates:
-        rows = _gathered(model.logits(params, hidden_sd, num_rows), statics.mesh), batch
+        rows = _gathered(logits_sv, statics.mesh), batch
         sampler = partial(sample_truncated, skips_unused=statics.skips_unused)
         return _map_few(sampler, rows, num_rows=num_rows, few_rows=statics.few_rows)
     alone = num_rows if _is_few(len(hidden_sd), statics.few_rows) else None
-    sampler = _plain_sampler(statics.mesh, model.config.vocab_size, alone, statics.skips_unused)
-    return sampler(model.logits(params, hidden_sd, num_rows), batch)
+    sampler = _plain_sampler(statics.mesh, statics.model.config.vocab_size, alone, statics.skips_unused)
+    return sampler(logits_sv, batch)
+
+
+def _transcripts(inputs: PackedInputs, tokens: TokenBatch) -> TranscriptState | None:
+    """Return what the rules of transcripts need of each row; None in a model without them."""
+    if not inputs.transcripts:
+        return None
+    last_ids_s = tokens.token_ids_t[inputs.logit_rows.logit_tokens_s]
+    return TranscriptState(inputs.rules.num_outputs_s, last_ids_s, inputs.transcripts[0])
+
+
+def _rules_of(transcripts: TranscriptState | None, statics: StepStatics) -> Callable[[Array], Array] | None:
+    """Return the function that applies the rules of transcripts to the rows' logits; None if there are none."""
+    if transcripts is None or statics.transcript_rules is None:
+        return None
+    return partial(apply_rules, rules=statics.transcript_rules, state=transcripts)
 
 
 def _plain_sampler(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import FeatureGroup, KVGroup, KVLayout, StateGroup
 from jaxllm.sampling.processors import LogitsProcessor
+from jaxllm.sampling.transcripts import TranscriptRules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,8 @@ class StepConfig:
     logprobs_mode: str = "raw_logprobs"
     processors: tuple[LogitsProcessor, ...] = ()
     """The functions that the step calls, on the device or on the host."""
+    transcript_rules: TranscriptRules | None = None
+    """The rules of transcripts that outputs follow; None if they follow none."""
     host_processors: HostProcessors | None = None
     """The host's side of the processors that are classes, which the step's calls reach."""
     batch_invariant: bool = False

@@ -24,6 +24,7 @@ from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.pooling_params import TOKEN_TASKS
+from jaxllm.resolve.encoder_decoders import transcript_rules
 from jaxllm.resolve.hardware import real_memory_limit
 from jaxllm.resolve.media_settings import media_size
 from jaxllm.sampling.processors import traced
@@ -99,6 +100,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         platform=config.platform,
         logprobs_mode=config.args.logprobs_mode,
         processors=(*traced(config.logits_processors), *(host.traced() if host else ())),
+        transcript_rules=transcript_rules(config),
         host_processors=host,
         batch_invariant=config.batch_invariant,
         max_drafts=config.speculation.num_speculative_tokens if config.speculation else 0,

@@ -63,6 +63,19 @@ class Rules(NamedTuple):
     """Arguments of the custom logits processors, by name; their defaults define the packing."""
 
 
+WITHOUT_RULES, WITHOUT_TIMESTAMPS = -2, -1
+
+
+class TranscriptRows(NamedTuple):
+    """What the rules of a transcript need of each row besides its last token. See `sampling.transcripts`."""
+
+    before_s: Annotated[Array, Packed(neutral=-1)]
+    """The output before the last token; -1 if there is none."""
+    latest_s: Annotated[Array, Packed(neutral=WITHOUT_RULES)]
+    """The latest timestamp among the outputs before the last token, 0 if there is none; below 0, WITHOUT_TIMESTAMPS for
+    a transcript that has none, or WITHOUT_RULES."""
+
+
 class RareRules(NamedTuple):
     """The large settings of each row that few steps need: each array is sent on its own, if some row uses it.
 

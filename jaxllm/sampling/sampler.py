@@ -1,12 +1,13 @@
 """Sample the next token of every row.
 
 Order of operations, as in vLLM: the mask of a grammar; values of the raw logits for logprobs; the other masks;
-logit_bias; custom logits processors; repetition, frequency and presence penalties; greedy choice, or temperature,
-min_p, top_k, top_p and a draw. Everything is float32, and rows are independent.
+logit_bias; custom logits processors; repetition, frequency and presence penalties; the rules of transcripts; greedy
+choice, or temperature, min_p, top_k, top_p and a draw. Everything is float32, and rows are independent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import jax.numpy as jnp
@@ -70,6 +71,7 @@ def sample_full(
     num_logprobs: int,
     logprobs_mode: str,
     processors: tuple[LogitsProcessor, ...],
+    last_edit: Callable[[Array], Array] | None = None,
     skips_unused: bool = True,
 ) -> tuple[Array, Logprobs]:
     """Return one token per row with every feature, and its log-probabilities.
@@ -79,9 +81,11 @@ def sample_full(
       counts_cv: the token counts of all requests, uint16; read only.
       num_logprobs: the number of most likely ids to return, at least 1.
       logprobs_mode: "raw_logprobs", "processed_logprobs", "raw_logits" or "processed_logits".
+      last_edit: what else is done to logits, after everything but temperature and truncation; None for nothing.
       skips_unused: skip features that no row uses, by `uses` and `rare`; see `branches`.
     """
-    edit = partial(_edit, logits_sv, batch, rules, rare, counts_cv, processors, uses=uses, skips_unused=skips_unused)
+    edits = partial(_edit, logits_sv, batch, rules, rare, counts_cv, processors, uses=uses, skips_unused=skips_unused)
+    edit = edits if last_edit is None else lambda: last_edit(edits())
     pick = partial(
         _pick,
         batch=batch,
@@ -91,7 +95,7 @@ def sample_full(
     )
     shows_processed = logprobs_mode.startswith("processed")
     edited_sv = logits_sv
-    if processors or shows_processed or not skips_unused:
+    if processors or last_edit is not None or shows_processed or not skips_unused:
         edited_sv = edit()
         tokens_s, distribution = pick(edited_sv)
     else:

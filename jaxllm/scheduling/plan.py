@@ -51,6 +51,9 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False):
     """The request's row of the device's token counts, if it needs one."""
     clip_blocks: array[int] | None = None
     """int32, the blocks of the frames of the request's clip; None in a model without clips."""
+    token_ids: array[int] | None = None
+    """int32, the prompt and the outputs that the host knows by now: the request's own array, which grows, to be read
+    when a step is built. None in a model without clips, and in a beam search, where prompts have outputs."""
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):

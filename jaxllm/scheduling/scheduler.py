@@ -460,6 +460,7 @@ class Scheduler:
             adapter_slot=self.adapters.slot_of(request),
             count_row=self._count_rows.by_request.get(request),
             clip_blocks=None if request.clip is None else self.clips.take(request.request_id, request.clip),
+            token_ids=None if request.clip is None or request.keeps_blocks else request.token_ids,
         )
 
     def _counts_tokens(self, request: Request) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,10 +11,12 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.sampling.transcripts import TranscriptRules
 from jaxllm.sampling_params import BeamSearchParams
 from tests.models.clips import RATE
 from tests.models.whisper_cases import Golden, read_case, save_checkpoint, text_of
 from tests.quick_engine import quick_compile
+from tests.sampling.transcripts import ruled
 
 __all__ = ["quick_compile"]
 TOLERANCE = 1e-4
@@ -24,7 +28,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> LLM:
     """Have room for two requests of the longest kind, prompts in chunks, and three clips."""
     folder = save_checkpoint("base", tmp_path_factory.mktemp("whisper"))
     limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
-    return LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, **limits)
+    return LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, max_logprobs=-1, **limits)
 
 
 def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
@@ -33,6 +37,33 @@ def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
         "prompt_token_ids": golden.prompt.tolist(),
         "multi_modal_data": {"audio": ((clip or golden).clip, RATE)},
     }
+
+
+RULES = TranscriptRules(
+    suppressed=(5, 8, 13, 21, 34),
+    suppressed_first=(1, 40),
+    first_timestamp=61,
+    end_of_text=1,
+    last_initial=71,
+)
+"""The vocabulary has 96 ids, more than a third of them timestamps."""
+
+
+@pytest.fixture(scope="module")
+def ruled_llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> LLM:
+    """Have the same model with a generation config, few blocks, and guesses of tokens that came before."""
+    folder = save_checkpoint("base", tmp_path_factory.mktemp("whisper"))
+    config = {
+        "eos_token_id": 1,
+        "suppress_tokens": list(RULES.suppressed),
+        "begin_suppress_tokens": list(RULES.suppressed_first),
+        "no_timestamps_token_id": RULES.first_timestamp - 1,
+        "max_initial_timestamp_index": 10,
+    }
+    Path(folder, "generation_config.json").write_text(json.dumps(config))
+    limits: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 16}
+    guesses = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+    return LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=6, speculative_config=guesses, **limits)
 
 
 def check(output: Any, golden: Golden) -> None:
@@ -108,6 +139,37 @@ def test_all_forms_of_a_prompt_are_read(llm: LLM) -> None:
     check(llm.generate({"prompt": text, "multi_modal_data": {"audio": [audio["audio"]]}}, PARAMS)[0], golden)
     stereo = np.stack((golden.clip, golden.clip), axis=1)
     check(llm.generate({"prompt": text, "multi_modal_data": {"audio": (stereo, RATE)}}, PARAMS)[0], golden)
+
+
+@pytest.mark.parametrize("rest", [{}, {"logprobs": 0}, {"top_k": 20}, {"presence_penalty": 1e-9}], ids=str)
+def test_outputs_follow_the_rules_of_transcripts(llm: LLM, ruled_llm: LLM, rest: dict[str, Any]) -> None:
+    """A model without rules scores what came out, and each token is the likeliest that the rules leave."""
+    rng, mark = np.random.default_rng(), RULES.first_timestamp - 1
+    prompts = []
+    for golden in [*read_case("base").goldens] * 3:
+        ids = [2, *rng.integers(3, mark, 3).tolist(), *([mark] if rng.random() < 0.3 else [])]
+        prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"audio": (golden.clip, RATE)}})
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=bool(rng.integers(2)), **rest)
+    outputs = ruled_llm.generate(prompts, greedy)
+    num_timestamps = 0
+    for prompt, output in zip(prompts, outputs, strict=True):
+        tokens, ids = list(output.outputs[0].token_ids), prompt["prompt_token_ids"]
+        scored = {**prompt, "prompt_token_ids": [*ids, *tokens]}
+        [scores] = llm.generate(scored, SamplingParams(max_tokens=1, prompt_logprobs=-1))
+        for index, token in enumerate(tokens):
+            row = (scores.prompt_logprobs or [])[len(ids) + index]
+            assert row is not None
+            logprobs = np.array([row[each].logprob for each in range(96)], np.float32)
+            left = ruled(logprobs, tokens[:index], RULES, has_timestamps=mark not in ids)
+            assert left[token] >= left.max() - TOLERANCE, f"{tokens} at {index}"
+            num_timestamps += token > mark
+    assert num_timestamps > 10
+
+
+def test_allowed_tokens_stand_above_the_rules_of_transcripts(ruled_llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, allowed_token_ids=[5, 40])
+    [output] = ruled_llm.generate(of(read_case("base").goldens[0]), params)
+    assert set(output.outputs[0].token_ids) <= {5, 40}
 
 
 @pytest.mark.parametrize(
