@@ -56,7 +56,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
     hf_config = _media_config(config)
     rule = find_rule(hf_config)
     placeholders = rule.placeholders
-    if vision.tower.sound is None:
+    if encoder.tower.sound is None:
         from jaxllm.media.processors import check_kind  # which loads numpy
 
         check_kind(config.checkpoint.image_processor)
