@@ -83,8 +83,7 @@ def build(
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
     fill_rows(inputs, plan, settings, ends)
-    if shape.first_timestamp is not None:
-        fill_transcripts(inputs, plan, shape.first_timestamp)
+    fill_transcripts(inputs, plan, shape.first_timestamp)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
     rare = fill_rare(inputs.uses, plan, settings, masks, specs)
     # `build_next` knows what differs in decodes of text whose tables begin with their first block.
@@ -120,8 +119,7 @@ def build_next(plan: StepPlan, last: StepInputs, block_size: int, pool: BufferPo
             placement.block_tables_sm[row, len(ids) :] = 0
         blocks = placement.block_tables_sm[moved, places[moved]]
         placement.slots_t[moved] = blocks * block_size + offsets[moved]
-    if buffers.shape.first_timestamp is not None:
-        fill_transcripts(inputs, plan, buffers.shape.first_timestamp)
+    fill_transcripts(inputs, plan, buffers.shape.first_timestamp)
     return last._replace(buffers=buffers)
 
 

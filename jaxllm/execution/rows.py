@@ -62,8 +62,10 @@ def fill_rows(inputs: PackedInputs, plan: StepPlan, rows: RowSettings, ends: np.
         rules.num_outputs_s[extra] += before
 
 
-def fill_transcripts(inputs: PackedInputs, plan: StepPlan, first_timestamp: int) -> None:
-    """Fill in what the rules of transcripts need of each row that samples."""
+def fill_transcripts(inputs: PackedInputs, plan: StepPlan, first_timestamp: int | None) -> None:
+    """Fill in what the rules of transcripts need of each row that samples; nothing if there are none."""
+    if first_timestamp is None:
+        return
     [transcripts], decodes = inputs.transcripts, plan.decodes
     rows = list(enumerate(zip(decodes.owners, decodes.starts, [NO_IDS] * len(decodes.starts), strict=True)))
     for row, chunk in enumerate(plan.others, start=len(rows)):

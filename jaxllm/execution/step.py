@@ -115,9 +115,7 @@ def run_step(
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=few_rows)
         return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
 
-    def sample_rows(
-        logits_rv: Array, batch: SamplingBatch, transcripts: TranscriptState | None, *settings: Any
-    ) -> tuple[Array, Logprobs]:
+    def sample_rows(logits_rv: Array, batch: SamplingBatch, heard: Any, *settings: Any) -> tuple[Array, Logprobs]:
         return sample_full(
             logits_rv,
             batch,
@@ -127,7 +125,7 @@ def run_step(
             num_logprobs=shape.num_logprobs,
             logprobs_mode=shape.logprobs_mode,
             processors=statics.processors,
-            last_edit=_rules_of(transcripts, statics),
+            last_edit=_rules_of(heard, statics),
             skips_unused=statics.skips_unused,
         )
 

@@ -105,7 +105,6 @@ def sample_full(
         tokens_s, distribution = lax.cond(is_edited, lambda: pick(edit()), lambda: pick(logits_sv))
     is_scored_s = rules.is_scored_s > 0
     tokens_s = jnp.where(is_scored_s, rules.scored_ids_s, tokens_s)
-
     shown_sv = logits_sv
     if shows_processed:
         # As sampled from: greedy rows without temperature and truncation, prompt rows unchanged.
