@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -87,6 +88,18 @@ def allows_lora_updates() -> bool:
     return not {"1", "true"}.isdisjoint(os.environ.get(f"{who}_{name}", "").lower() for who in ("JAXLLM", "VLLM"))
 
 
+def audio_limits() -> tuple[int, float | None, int]:
+    """Return the limits of a sound that a server transcribes: the bytes of its file, its seconds, which may be
+    unbounded, and the bytes of its samples.
+
+    They are MAX_AUDIO_CLIP_FILESIZE_MB (25), MAX_AUDIO_DECODE_DURATION_S (no limit) and MAX_AUDIO_DECODE_BYTES
+    (268435456), each after JAXLLM_ or VLLM_. Raises VLLMValidationError for values that are not positive numbers.
+    """
+    size = _limit("MAX_AUDIO_CLIP_FILESIZE_MB") or 25
+    num_bytes = _limit("MAX_AUDIO_DECODE_BYTES") or 2**28
+    return int(size * 2**20), _limit("MAX_AUDIO_DECODE_DURATION_S"), int(num_bytes)
+
+
 def uses_core_process() -> bool:
     """Return whether the engine core of an `LLM` gets a process of its own: JAXLLM_ENABLE_V1_MULTIPROCESSING is "1".
 
@@ -99,12 +112,23 @@ def uses_core_process() -> bool:
     return value == "1"
 
 
+def _limit(name: str) -> float | None:
+    """Return the number of an environment variable of ours or else of vLLM's; None if neither is set."""
+    known = next((each for each in (f"JAXLLM_{name}", f"VLLM_{name}") if each in os.environ), None)
+    return None if known is None else _number(known, 0, "a number", 2.0**32)
+
+
 def _seconds(name: str, default: float) -> float:
+    return _number(name, default, "a number of seconds")
+
+
+def _number(name: str, default: float, kind: str, most: float = math.inf) -> float:
     value = os.environ.get(name, default)
     with contextlib.suppress(ValueError):
-        if (seconds := float(value)) > 0:
-            return seconds
-    message = f"the environment variable {name} is a number of seconds above 0, not {value!r}."
+        if 0 < (number := float(value)) <= most:
+            return number
+    bound = "" if most == math.inf else f" and up to {most:.0f}"
+    message = f"the environment variable {name} is {kind} above 0{bound}, not {value!r}."
     raise VLLMValidationError(message, parameter=name, value=value)
 
 

@@ -97,7 +97,7 @@ class MediaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     clips: ClipInput | None = None
-    """What the encoder takes, in an encoder-decoder; it has no other settings then."""
+    """What the encoder takes, in an encoder-decoder; it has no other settings then, but what URLs may name."""
     text_only: str = ""
     """Why the model takes no media, if it could take some; it has no other settings then."""
 

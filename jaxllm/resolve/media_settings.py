@@ -44,11 +44,15 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
     """
     encoder, args = config.model_config.encoder, config.args
     if encoder is not None and encoder.clips is not None:
-        _check_unused(args, config.model_config.architecture)
+        _check_unused(args, config.model_config.architecture, _OF_SIGHT)
         start = config.hf_config.get("decoder_start_token_id")
         if start is None:
             start = config.generation_config.get("decoder_start_token_id", 50_257)
-        return MediaSettings(clips=ClipInput(**encoder.clips._asdict(), start_token_id=start))
+        return MediaSettings(
+            clips=ClipInput(**encoder.clips._asdict(), start_token_id=start),
+            allowed_local_media_path=args.allowed_local_media_path,
+            allowed_media_domains=args.allowed_media_domains,
+        )
     if encoder is None or encoder.tower is None:
         _check_unused(args, config.model_config.architecture)
         reason = config.checkpoint.text_only

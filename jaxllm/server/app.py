@@ -50,6 +50,7 @@ from jaxllm.server.operations.prometheus import (
 from jaxllm.server.page import routes as page
 from jaxllm.server.pooling import routes as pooling
 from jaxllm.server.responses import routes as responses
+from jaxllm.server.speech import routes as speech
 from jaxllm.version import __version__
 
 _DIALECTS: Mapping[str, ModuleType] = {
@@ -57,6 +58,7 @@ _DIALECTS: Mapping[str, ModuleType] = {
     "anthropic_serving_messages": anthropic,
     "ollama_serving": ollama,
     "pooled_serving": pooling,
+    "openai_serving_transcription": speech,
 }
 """The APIs besides OpenAI's chat and completions, by the attribute of `app.state` with the object that answers them.
 

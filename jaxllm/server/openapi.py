@@ -90,7 +90,7 @@ def _operation(
             content[types.streams] = {"x-event": schema(types.event)}
         success["content"] = content
         if types.request is not None:
-            body = {"application/json": {"schema": schema(types.request)}}
+            body = {endpoint.body_kind: {"schema": schema(types.request)}}
             operation["requestBody"] = {"required": True, "content": body}
     error = ErrorResponse if types is None else types.error
     return {**operation, "responses": {"200": success, "default": _failed(schema(error))}}

@@ -59,7 +59,8 @@ class FrontEnd:
     def supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the model supports."""
         pools = self.ready.pooling.tasks if self.ready.pooling else ()
-        return (("generate",) if self.ready.generates else ()) + tuple(pools)
+        generates = ("transcription",) if self.ready.transcribes else ("generate",)
+        return (generates if self.ready.generates else ()) + tuple(pools)
 
     def require_tokenizer(self) -> Tokenizer:
         """Return the tokenizer. Raises VLLMValidationError without one."""

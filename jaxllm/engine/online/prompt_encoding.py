@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -35,9 +35,14 @@ async def encode_prompt(
     if isinstance(prompt, EncodedPrompt):
         return prompt
     if _has_media(prompt):
-        encode = functools.partial(inputs.encode, prompt, options, pools=pools)
-        return await asyncio.get_running_loop().run_in_executor(_media_threads(), encode)
+        return await in_media_thread(inputs.encode, prompt, options, pools=pools)
     return await threaded_if_long(len(_text(prompt)), inputs.encode, prompt, options, pools=pools)
+
+
+async def in_media_thread[**P, T](function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that reads media, in one of a few threads for that."""
+    call = functools.partial(function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_media_threads(), call)
 
 
 @functools.cache

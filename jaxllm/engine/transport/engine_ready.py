@@ -59,6 +59,11 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
         return self.vllm_config.model_config.runner_type == "generate"
 
     @property
+    def transcribes(self) -> bool:
+        """Return whether requests turn speech into text, and do nothing else."""
+        return self.generates and self.media is not None and self.media.clips is not None
+
+    @property
     def takes_images(self) -> bool:
         """Return whether a prompt may have an image."""
         return self.media is not None and self.media.takes_images

@@ -12,6 +12,8 @@ from jaxllm.media.errors import MediaError
 
 _MAX_BYTES = 256 << 20
 """The most bytes of an item's mono samples."""
+_MAX_VALUES = 1 << 29
+"""The most samples of all channels of an item."""
 _MAX_SECONDS = 600.0
 """The longest sound, unless a caller cuts it into clips."""
 
@@ -31,6 +33,8 @@ class AudioLimits:
     """None for no limit."""
     max_bytes: int = _MAX_BYTES
     """Bytes of mono float32 samples at the model's rate."""
+    max_values: int = _MAX_VALUES
+    """The samples of all channels, as they are in the file: this bounds the work."""
 
 
 def check_channels(number: int) -> None:

@@ -15,8 +15,6 @@ from jaxllm.media.audio.blocks import BLOCK, MAX_CHANNELS, AudioLimits, Blocks, 
 from jaxllm.media.audio.containers import container_blocks, container_of
 from jaxllm.media.errors import MediaError
 
-_MAX_VALUES = 1 << 29
-"""The most values of all channels that a file is decoded to: this bounds the work."""
 _MIN_RATE, _MAX_RATE = 1_000, 384_000
 _MAX_LENGTH = 1 << 40
 """libsndfile gives more samples than this for a FLAC file that comes out of a pipe, which it cannot read in blocks."""
@@ -72,8 +70,9 @@ class _Gathered:
         longest = self._limits.max_seconds
         if longest is not None and self._num_samples > longest * self._source_rate:
             raise MediaError(f"the audio is longer than {longest:g} s: send a shorter one, or parts of it.")
-        if self._num_values > _MAX_VALUES:
-            message = f"the audio has more than {_MAX_VALUES:,} samples in all channels: send one of a lower rate, "
+        most = self._limits.max_values
+        if self._num_values > most:
+            message = f"the audio has more than {most:,} samples in all channels: send one of a lower rate, "
             raise MediaError(message + "with one channel.")
         self._keep(sum(block_nc.T) / num_channels)
 

@@ -23,6 +23,12 @@ HARMLESS: Mapping[str, tuple[Any, ...]] = {
     "early_stopping": (False,),
     "logits_processors": ([],),
     "suffix": ("",),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "n": (1,),
+    "include_stop_str_in_output": (False,),
+    "chunking_strategy": ("auto",),
+    "hotwords": ("",),
     "prompt_embeds": ([],),
     "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
@@ -76,7 +82,11 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
 
 def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
     harmless = HARMLESS.get(name, ())
-    return value == _NULL or (bool(harmless) and msgspec.json.decode(value) in harmless)
+    if value == _NULL or not harmless:
+        return value == _NULL
+    asked = msgspec.json.decode(value)
+    texts = [msgspec.json.encode(each).decode() for each in harmless]
+    return asked in harmless or (isinstance(asked, str) and asked.lower() in texts)  # forms have texts alone
 
 
 async def decode_request[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, str]) -> T:

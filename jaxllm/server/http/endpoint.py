@@ -25,6 +25,7 @@ type Send = Callable[[dict[str, Any]], Awaitable[None]]
 type ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON = b"application/json"
+FORM = b"multipart/form-data"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
 RELAY = "jaxllm.relay"
 """The key of a scope's `DirectWay`; the server's own HTTP protocol puts it in."""
@@ -90,6 +91,13 @@ class Reply(NamedTuple):
         return cls(_ENCODER.encode(response), response.error.code, headers=tuple(error_headers(response)))
 
 
+class BodyLimit(NamedTuple):
+    """The most bytes of a body, and what an operator sets it by."""
+
+    num_bytes: int
+    set_by: str
+
+
 type _Refusal = Callable[[BaseException, str], Reply]
 """Makes the answer to a failed request from the error and the request's id."""
 
@@ -124,16 +132,20 @@ class Endpoint[S]:
         types: Types | None = None,
         *,
         takes_json: bool = True,
+        form: BodyLimit | None = None,
         runs_model: bool = False,
         refusal: _Refusal = refuse,
     ) -> None:
         """Answer with `handler`, which gets what `serving` returns for each request.
 
-        A route that `runs_model` counts as load and is refused while the server drains. `refusal` makes the answer to
-        an error, `types` describe the route.
+        With `form` the route takes a form up to this limit, and no JSON. A route that `runs_model` counts as load and
+        is refused while the server drains. `refusal` makes the answer to an error, `types` describe the route.
         """
-        self._handler, self._serving, self._takes_json, self._runs_model = handler, serving, takes_json, runs_model
+        self._handler, self._serving, self._runs_model = handler, serving, runs_model
+        self._takes_json, self._form = takes_json and form is None, form
         self.types = types
+        self.body_kind = (FORM if form else JSON).decode()
+        """The content type of its requests, if they have a body."""
         self.refusal = refusal
         self.name = getattr(handler, "__name__", "")
         self.summary = (handler.__doc__ or "").partition("\n")[0].rstrip(".")
@@ -157,9 +169,13 @@ class Endpoint[S]:
             if self._runs_model:
                 state.load.check_open()
                 state.engine_client.admission.check_room()  # under overload a refusal has to be cheap
+            limit = BodyLimit(state.server_args.max_body_size, "--max-body-size")
             if self._takes_json:
-                _check_kind(headers)
-            body = await _read(receive, headers, state.server_args.max_body_size)
+                _check_json(headers)
+            elif self._form is not None:
+                _check_form(headers)
+                limit = min(limit, self._form)
+            body = await _read(receive, headers, limit)
         except (RequestFailedError, EngineBusyError) as error:
             await send_reply(self.refusal(error, request_id), send)
             return
@@ -235,12 +251,12 @@ async def send_reply(reply: Reply, send: Send) -> None:
     await send({"type": "http.response.body", "body": last})
 
 
-async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> bytes:
-    """Return the body. Raises RequestFailedError 413 as soon as it exceeds `limit` bytes, 408 if it takes too long, and
+async def _read(receive: Receive, headers: dict[bytes, bytes], limit: BodyLimit) -> bytes:
+    """Return the body. Raises RequestFailedError 413 as soon as it exceeds the limit, 408 if it takes too long, and
     ConnectionError if the client leaves before its end.
     """
     length = headers.get(b"content-length", b"")
-    if length.isdigit() and (len(length) > _MAX_LENGTH_DIGITS or int(length) > limit):
+    if length.isdigit() and (len(length) > _MAX_LENGTH_DIGITS or int(length) > limit.num_bytes):
         raise _too_large(limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -249,7 +265,7 @@ async def _read(receive: Receive, headers: dict[bytes, bytes], limit: int) -> by
         raise RequestFailedError(HTTPStatus.REQUEST_TIMEOUT, "The body has not come in time.") from None
 
 
-async def _read_pieces(receive: Receive, limit: int) -> bytes:
+async def _read_pieces(receive: Receive, limit: BodyLimit) -> bytes:
     pieces: list[bytes] = []
     size = 0
     while True:
@@ -258,14 +274,14 @@ async def _read_pieces(receive: Receive, limit: int) -> bytes:
             raise ConnectionError("the client has left")
         pieces.append(message.get("body", b""))
         size += len(pieces[-1])
-        if size > limit:
+        if size > limit.num_bytes:
             raise _too_large(limit)
         if not message.get("more_body", False):
             return b"".join(pieces)
 
 
-def _too_large(limit: int) -> RequestFailedError:
-    message = f"The body is larger than {limit} bytes, the most that this server takes (--max-body-size)."
+def _too_large(limit: BodyLimit) -> RequestFailedError:
+    message = f"The body is larger than {limit.num_bytes} bytes, the most that this server takes ({limit.set_by})."
     return RequestFailedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
 
 
@@ -284,14 +300,27 @@ async def _wait_disconnect(receive: Receive) -> None:
         pass
 
 
-def _check_kind(headers: dict[bytes, bytes]) -> None:
-    encoding = headers.get(b"content-encoding", b"").strip().lower()
-    if encoding not in (b"", b"identity"):
-        shown = encoding.decode("latin-1")[:40]
-        message = f"Content-Encoding: {shown} is not decoded here: send the body as plain JSON, without that header."
-        raise RequestFailedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
-    kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+def _check_json(headers: dict[bytes, bytes]) -> None:
+    kind = _checked_kind(headers, "plain JSON")
     if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         raise RequestFailedError(
             HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON: send the header Content-Type: application/json."
         )
+
+
+def _check_form(headers: dict[bytes, bytes]) -> None:
+    if _checked_kind(headers, "a plain form") != FORM:
+        raise RequestFailedError(
+            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+            "The body must be a form with a file: send it as multipart/form-data, by `curl -F file=@FILE` for example.",
+        )
+
+
+def _checked_kind(headers: dict[bytes, bytes], wanted: str) -> bytes:
+    """Return the content type of a body that is not compressed. Raises RequestFailedError for another."""
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        shown = encoding.decode("latin-1")[:40]
+        message = f"Content-Encoding: {shown} is not decoded here: send the body as {wanted}, without that header."
+        raise RequestFailedError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+    return headers.get(b"content-type", b"").split(b";")[0].strip().lower()

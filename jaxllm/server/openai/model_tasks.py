@@ -7,8 +7,8 @@ from jaxllm.exceptions import VLLMValidationError
 
 
 def check_generates(engine: AsyncLLM, api: str) -> None:
-    """Raise VLLMValidationError for an engine that does not generate."""
-    if not engine.front.ready.generates:
+    """Raise VLLMValidationError for an engine that does not generate text from text."""
+    if not engine.front.ready.generates or engine.front.ready.transcribes:
         raise _unsupported(api)
 
 

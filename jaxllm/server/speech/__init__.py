@@ -1,0 +1,1 @@
+"""OpenAI's routes that turn speech into text."""
