@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import jaxllm
 from jaxllm.cli import check, collect_env, selfcheck, serve
-from jaxllm.cli.batch import embed, generate, run_batch
+from jaxllm.cli.batch import embed, generate, run_batch, transcribe
 from jaxllm.cli.bench import command as bench
 from jaxllm.cli.client import chat, complete
 from jaxllm.cli.config_file import apply_config_file
@@ -43,6 +43,7 @@ def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentPa
     return parser, {
         "generate": generate.add_parser(commands),
         "embed": embed.add_parser(commands),
+        "transcribe": transcribe.add_parser(commands),
         "serve": serve.add_parser(commands),
         "chat": chat.add_parser(commands),
         "complete": complete.add_parser(commands),

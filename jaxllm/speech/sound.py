@@ -40,11 +40,11 @@ class Sound:
         """Return the number of clips, at least 1."""
         return len(self._clips)
 
-    def clip(self, index: int) -> np.ndarray:
-        """Return a clip's samples, float32 [n]."""
+    def clip(self, index: int) -> tuple[np.ndarray, int]:
+        """Return a clip's samples, float32 [n], and their number a second."""
         packed = self._clips[index]
         assert packed is not None
-        return packed.astype(np.float32) * np.float32(self._peak / _FULL_SCALE)
+        return packed.astype(np.float32) * np.float32(self._peak / _FULL_SCALE), RATE
 
     def forget(self, index: int) -> None:
         """Forget a clip's samples."""

@@ -10,14 +10,15 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxllm.media.audio.log_mel import RATE
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.speech.segments import Segment, Span, compression_ratio, read_spans
-from jaxllm.speech.sound import Sound
 from jaxllm.speech.tokens import SpeechTokens, Task
+
+if TYPE_CHECKING:  # it loads numpy
+    from jaxllm.speech.sound import Sound
 
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """What a clip is tried at, one after another, until its text is good. These and the next three are OpenAI's."""
@@ -153,7 +154,7 @@ class Transcription:
             timed = self._options.has_timestamps
             ids = self._tokens.prompt(self.language, self._options.task, has_timestamps=timed, before=self._before)
             params = self._params(attempt, len(ids))
-        audio = (self._sound.clip(attempt.clip), RATE)
+        audio = self._sound.clip(attempt.clip)
         return Ask(number, {"prompt_token_ids": ids, "multi_modal_data": {"audio": audio}}, params)
 
     def take(self, number: int, output: RequestOutput) -> None:

@@ -40,6 +40,7 @@ HOST_ONLY_MODULES = [
     "jaxllm.text.logprobs",
     "jaxllm.text.reasoning",
     "jaxllm.text.templates",
+    "jaxllm.speech.formats",
     "jaxllm.text.tokenizer_cache",
 ]
 

@@ -86,7 +86,7 @@ class FakeEngine:
 
     def run(self, sound: Sound, options: SpeechOptions) -> Transcript:
         """Transcribe a sound."""
-        clips = [sound.clip(i).tobytes() for i in range(len(sound))]
+        clips = [sound.clip(i)[0].tobytes() for i in range(len(sound))]
         transcription = Transcription(sound, self.tokens, options, MAX_LEN)
         waiting: list[Ask] = []
         while not transcription.is_done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +23,7 @@ from jaxllm.config.unsupported_server_arguments import UnsupportedServerArgument
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from jaxllm.speech.tokens import Task
 from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.streams import say
 
@@ -36,7 +37,9 @@ _BUSY_SECONDS = 0.1
 """The pause before a retry of a request that the engine refused because it was full."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSE_URL = "/v1/responses"
-_URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, or end in /score or /rerank"
+SPEECH_TASKS: Mapping[str, Task] = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
+_URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, {', '.join(SPEECH_TASKS)}, or end in /score or"
+_URLS += " /rerank"
 _METRICS_FLAGS = ("host", "port", "metrics_prefix")
 _SERVER_FLAGS = (
     "lora_modules",
@@ -231,6 +234,7 @@ class Answers:
         from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
         from jaxllm.server.pooling.serving import PooledServing
         from jaxllm.server.responses.serving import OpenAIServingResponses
+        from jaxllm.server.speech.serving import OpenAIServingTranscription
 
         self._models = models = OpenAIServingModels(engine.model_config, names)
         self._modules = list(map(LoRAModule.read, server_args.lora_modules or []))
@@ -239,6 +243,7 @@ class Answers:
         self._completion = OpenAIServingCompletion(engine, models, server_args)
         self._responses = OpenAIServingResponses(self._chat, nullcontext)
         self._pooled = PooledServing.of(self._chat, server_args)
+        self._speech = OpenAIServingTranscription.of(self._chat)
 
     async def load_adapters(self) -> None:
         """Load the adapters of --lora-modules. Raises VLLMValidationError."""
@@ -279,7 +284,22 @@ class Answers:
                 raise VLLMValidationError(f"{name}: a batch has whole answers alone.", parameter=name, value=True)
             response.store = False  # it cannot be retrieved later
             return await self._when_there_is_room(lambda: self._responses.answer(response, caller))
+        if line.url in SPEECH_TASKS:
+            return await self._speech_answer(line, caller, job)
         return await self._when_there_is_room(self._pooled_answer(line, caller))
+
+    async def _speech_answer(self, line: BatchLine, caller: Caller, job: Job) -> Any:
+        """Answer a line about the sound at a URL; subtitles are a body of text."""
+        from jaxllm.server.http.decoding import decode
+        from jaxllm.server.openai.model_tasks import supported
+        from jaxllm.server.speech.protocol import BATCH_REFUSED, BatchTranscriptionRequest
+        from jaxllm.server.speech.serving import PlainText
+
+        task = SPEECH_TASKS[line.url]
+        serving = supported(self._speech, "Transcriptions" if task == "transcribe" else "Translations")
+        request = self._repeatable(decode(bytes(line.body), BatchTranscriptionRequest, BATCH_REFUSED), job)
+        answer = await self._when_there_is_room(lambda: serving.answer_url(task, request, caller))
+        return answer.text if isinstance(answer, PlainText) else answer
 
     def _pooled_answer(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:
         """Return the function that answers a line for a pooling model. Raises VLLMValidationError for a wrong URL."""

@@ -16,9 +16,14 @@ _ENGINE_ONLY = ("hf_token", "enforce_eager", "download_dir", "use_tqdm_on_load",
 """Model and loading arguments that change no result, so a resumed run may change them."""
 
 
-def add_engine_flags(parser: argparse.ArgumentParser, models: str = "hub id, folder, or .gguf file") -> None:
-    """Add the engine's arguments, and --help, after all other arguments. `models` describes MODEL in the help."""
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=models)
+def add_engine_flags(parser: argparse.ArgumentParser, models: str | None = "hub id, folder, or .gguf file") -> None:
+    """Add the engine's arguments, and --help, after all other arguments. `models` describes MODEL in the help; with
+    None the model is named by --model alone.
+    """
+    if models is None:
+        parser.set_defaults(model_tag=None)
+    else:
+        parser.add_argument("model_tag", metavar="MODEL", nargs="?", help=models)
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     EngineArgs.add_cli_args(parser)
     add_help(parser, EngineArgs)

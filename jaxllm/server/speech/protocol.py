@@ -29,6 +29,12 @@ SPEECH_REFUSED: Mapping[str, str] = {
     "watermarking": "outputs have no watermarks; leave it out",
 }
 """Fields that are refused: they would change the answer and are not supported."""
+BATCH_REFUSED: Mapping[str, str] = {
+    **SPEECH_REFUSED,
+    "file": "use file_url",
+    "timestamp_granularities": f"its name is {GRANULARITIES}",
+}
+"""The same for a batch file."""
 _PLAIN = ("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
 """The fields that are passed to the engine as they are."""
 

@@ -39,10 +39,7 @@ _TEXT = b"text/plain; charset=utf-8"
 
 def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> Serving:
     """Return the object that answers the routes; None for a model that does not transcribe, or has no tokenizer."""
-    front = chat.engine_client.front
-    if not front.ready.transcribes or front.tokenizer is None:
-        return None
-    return OpenAIServingTranscription(chat.engine_client, chat.models, chat.args)
+    return OpenAIServingTranscription.of(chat)
 
 
 def routes(serving: Callable[[], Serving]) -> list[Route]:

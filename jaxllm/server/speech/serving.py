@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from msgspec import UNSET
 
@@ -15,14 +15,16 @@ from jaxllm.config.environment import audio_limits
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.prompt_encoding import in_media_thread
-from jaxllm.media.audio.blocks import AudioLimits
+from jaxllm.media.fetching.connector import MediaConnector
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.http.sse import EventStream, event
 from jaxllm.server.openai.prompt_fields import renamed
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.serving_models import OpenAIServingModels
 from jaxllm.server.openai.usage import UsageInfo, make_usage
 from jaxllm.server.speech.protocol import (
+    BatchTranscriptionRequest,
     TranscriptionDelta,
     TranscriptionRequest,
     TranscriptionResponse,
@@ -34,9 +36,11 @@ from jaxllm.server.speech.protocol import (
 )
 from jaxllm.server.speech.requests import SpeechRequests
 from jaxllm.speech.formats import FORMATS, segment_records
-from jaxllm.speech.sound import Sound, read_sound
 from jaxllm.speech.tokens import SpeechTokens, Task
 from jaxllm.speech.transcription import Transcript, Transcription
+
+if TYPE_CHECKING:
+    from jaxllm.speech.sound import Sound
 
 _OF_SAMPLING = {"max_tokens": "max_completion_tokens", "extra_args": "vllm_xargs"}
 
@@ -57,12 +61,25 @@ class OpenAIServingTranscription:
         """Read the tokenizer. Raises VLLMValidationError if it is not a Whisper's, or without one."""
         ready = engine_client.front.ready
         self.engine_client, self.models, self._args = engine_client, models, args
-        takes = None if ready.media is None else ready.media.clips
-        assert takes is not None
-        self._takes = takes
+        media = ready.media
+        assert media is not None
+        assert media.clips is not None
+        self._takes = media.clips
         self._tokens = SpeechTokens.of(engine_client.front.require_tokenizer(), ready.vocab_size)
         self._max_file, seconds, num_bytes = audio_limits()
-        self._limits = AudioLimits(seconds, num_bytes)
+        self._limits = seconds, num_bytes
+        self._connector = MediaConnector(
+            allowed_local_media_path=media.allowed_local_media_path,
+            allowed_media_domains=media.allowed_media_domains,
+        )
+
+    @classmethod
+    def of(cls, chat: OpenAIServingChat) -> Self | None:
+        """Make one for the model behind `chat`; None if it does not transcribe, or has no tokenizer."""
+        front = chat.engine_client.front
+        if not front.ready.transcribes or front.tokenizer is None:
+            return None
+        return cls(chat.engine_client, chat.models, chat.args)
 
     async def answer(
         self, task: Task, data: bytes, request: TranscriptionRequest, caller: Caller
@@ -78,7 +95,7 @@ class OpenAIServingTranscription:
         if len(data) > self._max_file:
             message = f"file: Maximum file size exceeded: {len(data)} bytes, and {self._max_file} are allowed."
             raise RequestFailedError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message, param="file")
-        sound: Sound = await in_media_thread(read_sound, data, self._takes, self._limits)
+        sound = await in_media_thread(self._read, data)
         transcription = Transcription(sound, self._tokens, options, self.engine_client.front.ready.max_model_len)
         requests = SpeechRequests(self.engine_client, caller)
         with renamed(_OF_SAMPLING):
@@ -86,6 +103,21 @@ class OpenAIServingTranscription:
                 return await self._stream(request, task, transcription, requests, caller)
             await requests.finish(transcription)
         return _whole(request, transcription.transcript())
+
+    async def answer_url(
+        self, task: Task, request: BatchTranscriptionRequest, caller: Caller
+    ) -> EventStream | SpeechAnswer:
+        """Answer a request for the sound at its URL. Raises as `answer` does, and for what cannot be fetched."""
+        self.models.check(request.model)
+        request.check(task)
+        data = await in_media_thread(self._connector.fetch, request.file_url, "audio")
+        return await self.answer(task, data, request, caller)
+
+    def _read(self, data: bytes) -> Sound:
+        from jaxllm.media.audio.blocks import AudioLimits  # this and the next load numpy
+        from jaxllm.speech.sound import read_sound
+
+        return read_sound(data, self._takes, AudioLimits(*self._limits))
 
     async def _stream(
         self,
