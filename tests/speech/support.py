@@ -29,7 +29,7 @@ SPECIALS = (
 
 
 def make_tokenizer() -> Tokenizer:
-    """Return a tokenizer of 256 bytes and a Whisper's special tokens, the first of which is 256."""
+    """Return a tokenizer of 256 bytes and a Whisper's special tokens, which begin at 256."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Backend(models.BPE(vocab={letter: i for i, letter in enumerate(letters)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -84,10 +84,10 @@ def test_nothing_said() -> None:
 
 
 def test_json() -> None:
-    found = json.loads(FORMATS["json"](TRANSCRIPT))
-    assert found.keys() == {"text", "segments", "language"}
-    assert (found["text"], found["language"]) == (TRANSCRIPT.text, "en")
-    assert found["segments"][0] == {
+    written = json.loads(FORMATS["json"](TRANSCRIPT))
+    assert written.keys() == {"text", "segments", "language"}
+    assert (written["text"], written["language"]) == (TRANSCRIPT.text, "en")
+    assert written["segments"][0] == {
         "id": 0,
         "seek": 3000,
         "start": 0.0,
@@ -99,7 +99,7 @@ def test_json() -> None:
         "compression_ratio": 1.5,
         "no_speech_prob": 0.125,
     }
-    assert found["segments"][2]["words"] == [
+    assert written["segments"][2]["words"] == [
         {"word": " Tab\there.", "start": 3661.5, "end": 3662.0, "probability": 0.5}
     ]
 

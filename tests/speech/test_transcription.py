@@ -194,9 +194,9 @@ def test_timestamps_divide_clips_into_segments() -> None:
 
     sound = long_sound(2)
     transcript = FakeEngine(TOKENS, script).run(sound, TIMED)
-    found = [(segment.start, segment.end, segment.text) for segment in transcript.segments]
+    pieces = [(segment.start, segment.end, segment.text) for segment in transcript.segments]
     second = sound.starts[1]
-    assert found == [
+    assert pieces == [
         (0.0, 2.5, " one 0."),
         (3.0, 7.48, " two."),
         (second, second + 2.5, " one 1."),

@@ -78,8 +78,8 @@ def _read(body: bytes, content_type: bytes) -> tuple[bytes, TranscriptionRequest
     """Return the file of a form, and its other fields. Raises VLLMValidationError."""
     form = read_form(body, content_type)
     if "file" not in form.files:
-        found = "is text" if "file" in form.fields else "is missing"
-        raise VLLMValidationError(f"file {found}: send the sound as a file of the form.", parameter="file")
+        state = "is text" if "file" in form.fields else "is missing"
+        raise VLLMValidationError(f"file {state}: send the sound as a file of the form.", parameter="file")
     if others := form.files.keys() - {"file"}:
         name = min(others)
         raise VLLMValidationError(f"{name[:40]} must not be a file.", parameter=name[:40])
