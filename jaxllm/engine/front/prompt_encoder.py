@@ -86,14 +86,15 @@ class PromptEncoder:
         return [self._with_clip(prompt, encoded, label, self._clips) for prompt, encoded, label in parts]
 
     def _with_clip(self, prompt: ParsedPrompt, encoded: EncodedPrompt, label: str, clips: ClipInput) -> EncodedPrompt:
-        """Return an encoder-decoder's prompt, which begins with its start token, with what it attends to."""
+        """Return an encoder-decoder's prompt, which has its start token, with what it attends to."""
         if prompt.sound is None:
             message = "needs sound to attend to: send it as 'audio' in 'multi_modal_data'"
             raise refusal(label, message, "multi_modal_data", None)
         from jaxllm.media.audio.encoder_clips import read_clip  # which loads numpy
 
         ids = encoded.token_ids
-        starts = [] if ids[:1] == [clips.start_token_id] else [clips.start_token_id]
+        # Text may come before the start token, as Whisper's <|startofprev|> does.
+        starts = [] if clips.start_token_id in ids else [clips.start_token_id]
         clip = read_clip(prompt.sound, clips, f"{label}['multi_modal_data']['audio']")
         return encoded._replace(token_ids=[*starts, *ids], clip=clip)
 
