@@ -235,7 +235,7 @@ def _progress() -> Iterator[Callable[[float, float], None]]:
         unit=" s",
         mininterval=0.2 if sys.stderr.isatty() else 10.0,
         file=sys.stderr,
-        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}, {rate_fmt}]",
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n:.0f}/{total:.0f} s [{elapsed}<{remaining}, {rate_noinv_fmt}]",
         delay=1e-9,  # draws nothing when it is created
     )
 
