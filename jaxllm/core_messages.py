@@ -66,6 +66,17 @@ class Clip(msgspec.Struct, frozen=True, kw_only=True):
     """float32 [m, 2 * num_frames], its spectrogram."""
     num_frames: int
     """The frames that the encoder makes of it."""
+    num_heard: int = 0
+    """The frames with sound, before the silence that fills it up."""
+
+
+class Alignment(NamedTuple):
+    """Where the tokens of a transcript are in a clip."""
+
+    heard: bytes
+    """float32 [tokens, frames with sound], how much each token attends to each frame: above 0 more than others do."""
+    logprobs: list[float]
+    """The log-probability of each token after those before it."""
 
 
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):

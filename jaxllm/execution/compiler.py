@@ -20,6 +20,7 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
+from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape, run_alignment
 from jaxllm.execution.encoders.clips import ClipShape, run_clip_encoder
 from jaxllm.execution.encoders.patches import (
     WRITTEN_ROWS,
@@ -103,7 +104,7 @@ class Upkeep(enum.Enum):
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
 
 
-type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | Upkeep
+type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | AlignShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -327,6 +328,8 @@ class StepCompiler:
             return self._adapters_signature(key)
         if isinstance(key, ClipShape):
             return _Signature(*self._clip_program(pools), pool_shardings)
+        if isinstance(key, AlignShape):
+            return self._align_signature(key)
         num_ints, num_floats = buffer_sizes(key.batch)
         buffers = self._replicated((num_ints,), jnp.int32), self._replicated((num_floats,), jnp.float32)
         if isinstance(key, PoolShape):
@@ -364,12 +367,30 @@ class StepCompiler:
     def _clip_program(self, pools: Pools) -> tuple[Callable[..., Pools], tuple[int, ...], tuple[Any, ...]]:
         """Return the function that encodes a clip into the pools, the argument that it is given up, and all of them."""
         model, config = self.model, self.config
-        assert model.encoder is not None
-        mels = self._replicated((model.encoder.settings.num_mels, 2 * config.num_frames), jnp.float32)
         block_ids = self._replicated((config.kv_layout.clip_blocks,), jnp.int32)
         tile = config.cross_groups[0].attention.tiles.query
         run = partial(run_clip_encoder, model=model, caches=self.caches, mesh=self.mesh, query_tile=tile)
-        return run, (2,), (self.encoder_spec, self.params_spec, pools, mels, block_ids)
+        return run, (2,), (self.encoder_spec, self.params_spec, pools, self._mels_spec(), block_ids)
+
+    def _align_signature(self, key: AlignShape) -> _Signature:
+        """Return the signature of a program that aligns transcripts; it is compiled once one is asked for."""
+        model, everywhere = self.model, replicated(self.mesh)
+        assert model.encoder is not None
+        num_layers = sum(spec.is_cross for spec in model.plan.layers)
+        inputs = AlignInputs(
+            self._mels_spec(),
+            self._replicated((key.num_tokens,), jnp.int32),
+            self._replicated((3,), jnp.int32),
+            self._replicated((num_layers, key.num_heads), jnp.int32),
+        )
+        run = partial(run_alignment, model=model, mesh=self.mesh)
+        return _Signature(run, (), (self.encoder_spec, self.params_spec, inputs), (everywhere, everywhere))
+
+    def _mels_spec(self) -> jax.ShapeDtypeStruct:
+        """Return shape and dtype of a clip's spectrogram."""
+        assert self.model.encoder is not None
+        shape = self.model.encoder.settings.num_mels, 2 * self.config.num_frames
+        return self._replicated(shape, jnp.float32)
 
     def _adapters_signature(self, key: Upkeep) -> _Signature:
         adapters = self.adapters_spec()
@@ -547,6 +568,8 @@ def describe(key: ProgramKey) -> str:
         return f"{key.num_slots} patches"
     if isinstance(key, ClipShape):
         return f"{key.num_frames} frames"
+    if isinstance(key, AlignShape):
+        return f"{key.num_tokens} tokens aligned"
     bucket = key.batch.bucket
     if isinstance(key, PoolShape):
         return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"

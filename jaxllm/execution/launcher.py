@@ -7,6 +7,7 @@ dtype, its shape and its bytes.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -18,6 +19,7 @@ from jax import Array
 
 from jaxllm.execution.caches import Pools
 from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
+from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape, batch_spec
 from jaxllm.execution.mesh import place_replicated
@@ -99,6 +101,8 @@ class Launcher:
         A draft head reads the features in the pools of `features_of`, the launcher of the model it guesses for.
         """
         self.compiler, self.programs = compiler, programs
+        self._turn = threading.Lock()
+        """The lock is held by the thread that launches: all devices of a mesh must have the same order."""
         self._features_of = features_of if compiler.config.reads is not None else None
         with ThreadPoolExecutor(1) as executor:
             state = executor.submit(running()(self._make_state))
@@ -123,13 +127,26 @@ class Launcher:
 
         A step returns its output, a pooling step its pooled rows, and others None.
         """
-        if isinstance(launch, StepLaunch):
-            return self._step(launch)
-        if isinstance(launch, EncodeLaunch):
-            self._encode(launch)
-        else:
-            self._set_adapter(launch)
-        return None
+        with self._turn:
+            if isinstance(launch, StepLaunch):
+                return self._step(launch)
+            if isinstance(launch, EncodeLaunch):
+                self._encode(launch)
+            else:
+                self._set_adapter(launch)
+            return None
+
+    @running()
+    def align(self, shape: AlignShape, inputs: AlignInputs) -> tuple[np.ndarray, np.ndarray]:
+        """Return the outputs of a program that aligns a transcript, and wait for it. For any thread.
+
+        It reads parameters alone, so that it may run between any steps, which go on while it is compiled.
+        """
+        program = self.programs.get(shape)
+        with self._turn:
+            outputs = program(self._encoder, self.params, inputs)
+        heard_tf, logprobs_t = map(np.asarray, outputs)
+        return heard_tf, logprobs_t
 
     def _step(self, launch: StepLaunch) -> StepOutput | Array:
         for pairs in launch.copies:

@@ -15,6 +15,7 @@ from jaxllm.core_messages import Clip, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
 from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
+from jaxllm.execution.encoders.alignment import align_inputs
 from jaxllm.execution.encoders.clips import check_clip, clip_inputs
 from jaxllm.execution.encoders.patches import check_item, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
@@ -180,6 +181,24 @@ class ModelRunner:
             message = "an encoder-decoder needs something to attend to: send its 'audio' in multi_modal_data."
             raise VLLMValidationError(message, parameter="multi_modal_data")
         check_clip(encoder.settings, clip)
+
+    def align(self, clip: Clip, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return how much each token of a transcript attends to a clip's frames with sound, and log-probabilities.
+
+        They are float32 [tokens, clip.num_heard] and [tokens]. For any thread: steps go on meanwhile. Raises
+        VLLMValidationError for what the model cannot align.
+        """
+        if self.compiler.model.encoder is None:
+            raise VLLMValidationError("the model takes no sound.", parameter="prompt")
+        self.check_clip(clip)
+        if jax.process_count() > 1:
+            message = "transcripts are not aligned by a model that spans several hosts: take one host."
+            raise VLLMValidationError(message, parameter="nnodes")
+        heads = self.compiler.config.alignment_heads
+        shape, inputs = align_inputs(self.compiler.model, heads, clip, prompt_ids, token_ids)
+        heard_tf, logprobs_t = self.launcher.align(shape, inputs)
+        rows = slice(len(prompt_ids), len(prompt_ids) + len(token_ids))
+        return heard_tf[rows, : clip.num_heard], logprobs_t[rows]
 
     def set_adapter(self, slot: int, arrays: Any) -> None:
         """Write an adapter's arrays into a slot; steps that were launched before read the old ones."""

@@ -23,6 +23,8 @@ class StepConfig:
     """The groups of an encoder's frames, which come after these."""
     num_frames: int = 0
     """The frames of a clip; 0 without an encoder of clips."""
+    alignment_heads: tuple[tuple[int, int], ...] | None = None
+    """The (layer, head) of the cross-attention by which transcripts are aligned; None for all heads of later layers."""
     states: tuple[StateGroup, ...] = ()
     """The groups of layers with recurrent state, which come last."""
     draft_groups: tuple[KVGroup, ...] = ()

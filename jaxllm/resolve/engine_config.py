@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.config.pooler import PoolerConfig
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.params.checks import shown
 from jaxllm.resolve.pooling_settings import PoolingSettings
 from jaxllm.usage.usage_lib import UsageContext
 
@@ -122,6 +125,21 @@ class EngineConfig:
     def num_frames(self) -> int:
         """Return the frames that the encoder of an encoder-decoder makes of a clip; 0 in other models."""
         return 0 if self.ops.encoder is None else self.ops.encoder.settings.num_frames
+
+    @property
+    def alignment_heads(self) -> tuple[tuple[int, int], ...] | None:
+        """Return the (layer, head) of the heads by which transcripts are aligned; None if the checkpoint names none.
+
+        Raises VLLMValidationError for a value that is no list of pairs of numbers.
+        """
+        heads = None if self.ops.encoder is None else self.generation_config.get("alignment_heads")
+        if heads is None:
+            return None
+        try:
+            return tuple((operator.index(layer), operator.index(head)) for layer, head in heads)
+        except (TypeError, ValueError) as error:
+            message = "alignment_heads of generation_config must be a list of pairs of a layer and a head"
+            raise VLLMValidationError(f"{message}, got {shown(heads)}.", parameter="generation_config") from error
 
     @property
     def state_groups(self) -> tuple[StateGroup, ...]:

@@ -95,6 +95,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         groups=config.kv_groups,
         cross_groups=config.cross_groups,
         num_frames=config.num_frames,
+        alignment_heads=config.alignment_heads,
         states=config.state_groups,
         max_logprobs=config.max_logprobs,
         platform=config.platform,

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.core_messages import (
+    Alignment,
+    Clip,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -196,6 +198,11 @@ class MockCore(HoldsAdapters):
         """Return 0: nothing is computed."""
         del sequence_id
         return 0
+
+    def align(self, clip: Clip, prompt_ids: list[int], token_ids: list[int]) -> Alignment:
+        """Raise VLLMValidationError: there is no model."""
+        del clip, prompt_ids, token_ids
+        raise VLLMValidationError("there is no model to align transcripts.", parameter="clip")
 
     def reset_encoder_cache(self) -> bool:
         """Return what a core without encoders returns."""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from jaxllm.core_messages import (
+    Alignment,
+    Clip,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -40,6 +42,7 @@ from jaxllm.engine.transport.wire import (
     encode_from_core,
     encode_to_core,
 )
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.sampling_params import SamplingParams
 
@@ -106,6 +109,10 @@ class FakeCore(HoldsAdapters):
         for sequence_id in sequence_ids:
             if self.requests.pop(sequence_id, None) is not None:
                 self.aborted.append(sequence_id)
+
+    def align(self, clip: Clip, prompt_ids: list[int], token_ids: list[int]) -> Alignment:
+        del clip, prompt_ids, token_ids
+        raise VLLMValidationError("there is no model to align transcripts.", parameter="clip")
 
     def reset_encoder_cache(self) -> bool:
         return True

@@ -20,3 +20,12 @@ def draw_clip(seconds: float, seed: int) -> np.ndarray:
         phase = start * times + (end - start) * times**2 / (2 * max(seconds, 1e-6))
         samples += size * np.sin(2 * np.pi * phase)
     return samples.clip(-1, 1).astype(np.float32)
+
+
+def unpack_speech(sound: np.ndarray) -> np.ndarray:
+    """Return float32 samples [2 * n] of speech in mu-law, uint8 [n] at half the rate."""
+    codes = ~sound
+    sizes = ((((codes & 15) << 3) + 132).astype(np.int32) << ((codes >> 4) & 7)) - 132
+    samples = np.where(codes & 128, -sizes, sizes) / 32_768
+    times = np.arange(len(samples))
+    return np.interp(np.arange(2 * len(samples)) / 2, times, samples).astype(np.float32)

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from jaxllm.core_messages import (
+    Alignment,
     BlockEviction,
+    Clip,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -23,7 +25,7 @@ from jaxllm.core_messages import (
 from jaxllm.engine.core.hosts.host_group import Hosts, OneHost
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.core.row_masks import rows_masks
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.utils.freed_memory import give_back
@@ -227,6 +229,14 @@ class EngineCore(HoldsAdapters):
     def num_computed_tokens(self, sequence_id: str) -> int:
         """Return the number of a sequence's computed tokens; 0 unless it runs."""
         return self._scheduler.num_computed_tokens(sequence_id)
+
+    def align(self, clip: Clip, prompt_ids: list[int], token_ids: list[int]) -> Alignment:
+        """Return where a transcript's tokens are in a clip, and their log-probabilities, see `Core.align`."""
+        runner = self._runner
+        if runner is None:
+            raise EngineDeadError("The engine was shut down: make a new one.")
+        heard_tf, logprobs_t = runner.align(clip, prompt_ids, token_ids)
+        return Alignment(heard_tf.tobytes(), logprobs_t.tolist())
 
     def reset_encoder_cache(self) -> bool:
         """Forget all that is encoded and return True; do nothing and return False while some of it is needed."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.core_messages import Clip, PromptMedia
 from jaxllm.engine.front.params_resolver import InputLimits, refusal
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import is_unicode, shown
+from jaxllm.params.checks import INT32_MAX, check_int, is_unicode, shown
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
 
@@ -244,3 +244,14 @@ def _as_int(value: object, label: str, position: int) -> int:
             return operator.index(value)  # type: ignore[arg-type]
     message = f"token ids must be integers, got {shown(value)} ({type(value).__name__}) at position {position}"
     raise refusal(label, message, "prompt_token_ids", value)
+
+
+def align_arguments(prompt: EncodedPrompt, token_ids: Iterable[int]) -> tuple[Clip, list[int], list[int]]:
+    """Return the arguments of `Core.align` for the tokens after an encoder-decoder's prompt.
+
+    Raises VLLMValidationError for a prompt of another model, and for what are no numbers.
+    """
+    if prompt.clip is None:
+        message = "the model takes no sound, with which tokens could be aligned."
+        raise VLLMValidationError(message, parameter="prompt")
+    return prompt.clip, prompt.token_ids, [check_int("token_ids", each, 0, INT32_MAX) for each in token_ids]

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.environment import uses_core_process
+from jaxllm.core_messages import Alignment
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.prompt_encoder import EncodedPrompt, align_arguments
 from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
 from jaxllm.engine.front.start import start_in_place, start_in_process, uses_ray
 from jaxllm.engine.transport.core_client import CoreClient
@@ -255,6 +257,16 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     def pin_lora(self, lora_id: int) -> bool:
         """Keep an adapter on the host until it is removed; return False for an unknown id."""
         return self._core.pin_lora(check_int("lora_id", lora_id, 1, INT32_MAX))
+
+    @locked
+    def align(self, prompt: Any, token_ids: Iterable[int]) -> Alignment:
+        """Return where the tokens after an encoder-decoder's prompt are in its sound, and their log-probabilities.
+
+        The prompt may be an `EncodedPrompt`. The first call for a length compiles a program. Raises
+        VLLMValidationError for a model without an encoder of sound, and for tokens that it cannot have written.
+        """
+        encoded = prompt if isinstance(prompt, EncodedPrompt) else self.front.inputs.encode(prompt)
+        return Alignment(*self._core.align(*align_arguments(encoded, token_ids)))
 
     def reset_mm_cache(self) -> None:
         """Forget all processed images and videos."""

@@ -8,16 +8,19 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from jaxllm.core_messages import Alignment
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, for_replica
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.prompt_encoder import align_arguments
 from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore, drop_core, end_from_thread
 from jaxllm.engine.online.engine_client import PauseMode, TextClient
 from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
+from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
 from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
@@ -317,18 +320,13 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()
-        yield await search_beams(
-            self.front,
-            self._requests,
-            self._enter,
-            lambda: self._core,
-            request_id,
-            prompt,
-            params,
-            trace_headers,
-            lora_request,
-            data_parallel_rank,
-        )
+        parts = self.front, self._requests, self._enter, lambda: self._core
+        yield await search_beams(*parts, request_id, prompt, params, trace_headers, lora_request, data_parallel_rank)
+
+    async def align(self, prompt: Any, token_ids: Iterable[int]) -> Alignment:
+        """Return where the tokens after an encoder-decoder's prompt are in its sound, as `LLMEngine.align` does."""
+        encoded = await encode_prompt(self.front.inputs, prompt)
+        return Alignment(*await self._call("align", *align_arguments(encoded, token_ids)))
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """End a request or several, whose readers get an output with finish_reason "abort"; unknown ids are ignored."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, get_type_hints
 
-from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest, RequestError
+from jaxllm.core_messages import Alignment, Clip, EngineCoreOutputs, EngineCoreRequest, RequestError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.sampling_params import SamplingParams
 
@@ -102,6 +102,14 @@ class Core(Protocol):
     @_call(max)
     def num_computed_tokens(self, sequence_id: str) -> int:
         """Return the number of a sequence's computed tokens; 0 unless it runs."""
+        return _DECLARED
+
+    @_call(asks_one=True, takes_long=True)
+    def align(self, clip: Clip, prompt_ids: list[int], token_ids: list[int]) -> Alignment:
+        """Return where the tokens after a decoder's prompt are in a clip, whose `num_heard` frames have sound.
+
+        Raises VLLMValidationError if the model cannot have written them.
+        """
         return _DECLARED
 
     @_call(all)

@@ -40,7 +40,17 @@ def run_clip_encoder(
     mesh: Mesh,
     query_tile: int,
 ) -> Pools:
-    """Return the pools with the keys and values of a clip's frames in these blocks, in all cross-attention.
+    """Return the pools with the keys and values of a clip's frames in these blocks, in all cross-attention."""
+    assert model.encoder is not None
+    frames_fd = encode_frames(encoder_params, mels_mc, model=model, mesh=mesh)
+    batch = _frame_batch(len(frames_fd), model.encoder.settings.num_frames, block_ids_b, caches.block_size, query_tile)
+    layers = caches.of_layers(pools)
+    written = model.write_frames(params, layers, frames_fd, batch, attention=caches.attention)
+    return *written, *pools[len(layers) :]
+
+
+def encode_frames(encoder_params: Any, mels_mc: Array, *, model: Model, mesh: Mesh) -> Array:
+    """Return a clip's frames [f, d], and rows of padding after them.
 
     Each device of the mesh has the whole encoder and encodes the whole clip, as XLA cannot share out kernels.
     """
@@ -50,11 +60,7 @@ def run_clip_encoder(
     encode = jax.shard_map(
         model.encoder.encode, mesh=mesh, in_specs=(everywhere, everywhere), out_specs=everywhere, check_vma=False
     )
-    frames_fd = encode(encoder_params, mels_mc)
-    batch = _frame_batch(len(frames_fd), model.encoder.settings.num_frames, block_ids_b, caches.block_size, query_tile)
-    layers = caches.of_layers(pools)
-    written = model.write_frames(params, layers, frames_fd, batch, attention=caches.attention)
-    return *written, *pools[len(layers) :]
+    return encode(encoder_params, mels_mc)
 
 
 def _frame_batch(

@@ -26,5 +26,7 @@ def read_clip(source: Any, takes: ClipInput, label: str) -> Clip:
     except MediaError as error:
         raise MediaError(f"{label}: {error}", parameter=field_of(label)) from None
     # Resampling may round the number of samples up.
-    mels = log_mel(samples[:num_samples], takes.num_mels, num_samples)
-    return Clip(key=hashlib.sha256(mels.tobytes()).digest(), mels=mels.tobytes(), num_frames=takes.num_frames)
+    samples = samples[:num_samples]
+    mels = log_mel(samples, takes.num_mels, num_samples).tobytes()
+    num_heard = max(1, -(-len(samples) // HOP) // 2)
+    return Clip(key=hashlib.sha256(mels).digest(), mels=mels, num_frames=takes.num_frames, num_heard=num_heard)
