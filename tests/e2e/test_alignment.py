@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
-from jaxllm.speech.words import time_tokens
-from tests.models.clips import RATE
+from jaxllm.speech.words import find_words, time_tokens
+from tests.models.clips import RATE, unpack_speech
 from tests.models.tiny import folder
 from tests.models.whisper_cases import Golden, read_case, save_checkpoint
 from tests.quick_engine import quick_compile
@@ -105,3 +106,22 @@ def test_strange_alignment_heads_are_refused(heads: Any, tmp_path: Path) -> None
     (tmp_path / "generation_config.json").write_text(json.dumps({"alignment_heads": heads}))
     with pytest.raises(VLLMValidationError, match="list of pairs of a layer and a head"):
         LLM(save_checkpoint("base", tmp_path), **LIMITS)
+
+
+def test_spoken_words_have_the_times_of_hf(whisper_path: str) -> None:
+    """Two sentences that espeak-ng speaks, with Whisper base."""
+    llm = LLM(whisper_path, dtype="float32", max_num_seqs=1, max_model_len=128)
+    tokenizer = llm.llm_engine.front.require_tokenizer()
+    with np.load(DATA / "speech.npz") as goldens:
+        for language in ("en", "de"):
+            prompt, tokens, times = (goldens[f"{kind}_{language}"] for kind in ("prompt", "tokens", "times"))
+            audio = {"audio": (unpack_speech(goldens[f"sound_{language}"]), RATE)}
+            given = {"prompt_token_ids": prompt.tolist(), "multi_modal_data": audio}
+            timed = time_tokens(tokens.tolist(), llm.llm_engine.align(given, tokens.tolist()))
+            np.testing.assert_allclose([token.end for token in timed], times, rtol=0, atol=0.02 + 1e-6)
+            text = [token for token in timed if token.token_id < 50_257]
+            words = find_words(text, partial(tokenizer.decode, skip_special_tokens=False), language)
+            assert [word.text.strip() for word in words] == tokenizer.decode(
+                [token.token_id for token in text], skip_special_tokens=False
+            ).split()
+            assert all(word.start <= word.end and 0 < word.probability <= 1 for word in words)
