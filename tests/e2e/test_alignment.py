@@ -116,8 +116,8 @@ def test_spoken_words_have_the_times_of_hf(whisper_path: str) -> None:
         for language in ("en", "de"):
             prompt, tokens, times = (goldens[f"{kind}_{language}"] for kind in ("prompt", "tokens", "times"))
             audio = {"audio": (unpack_speech(goldens[f"sound_{language}"]), RATE)}
-            given = {"prompt_token_ids": prompt.tolist(), "multi_modal_data": audio}
-            timed = time_tokens(tokens.tolist(), llm.llm_engine.align(given, tokens.tolist()))
+            prompted = {"prompt_token_ids": prompt.tolist(), "multi_modal_data": audio}
+            timed = time_tokens(tokens.tolist(), llm.llm_engine.align(prompted, tokens.tolist()))
             np.testing.assert_allclose([token.end for token in timed], times, rtol=0, atol=0.02 + 1e-6)
             text = [token for token in timed if token.token_id < 50_257]
             words = find_words(text, partial(tokenizer.decode, skip_special_tokens=False), language)
