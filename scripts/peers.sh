@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2]: install other libraries, each into its own environment under DIR; by
-# default hf (torch on the CPU, the oracle for goldens), vllm and llamacpp (for benchmarks). They run on Python 3.11, not in
-# jaxllm's environment: exchange files with them, never import both.
+# peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2] [whispercpp]: install other libraries, each into its own
+# environment under DIR; by default hf (torch on the CPU, the oracle for goldens), vllm and llamacpp (for benchmarks).
+# They run on Python 3.11, not in jaxllm's environment: exchange files with them, never import both.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-[ $# -ge 1 ] || die "usage: peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2]"
+[ $# -ge 1 ] || die "usage: peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2] [whispercpp]"
 dir=$1
 shift
 [ $# -gt 0 ] || set -- hf vllm llamacpp
@@ -23,8 +23,8 @@ print(sys.executable)' 2>/dev/null </dev/null && return
 
 for peer in "$@"; do
   case $peer in
-    hf | vllm | llamacpp | llamacpp-avx2) ;;
-    *) die "unknown peer $peer; choose from hf, vllm, llamacpp, llamacpp-avx2" ;;
+    hf | vllm | llamacpp | llamacpp-avx2 | whispercpp) ;;
+    *) die "unknown peer $peer; choose from hf, vllm, llamacpp, llamacpp-avx2, whispercpp" ;;
   esac
 done
 # torchvision's own operators are built for CUDA and do not load beside torch for CPUs. Image processors need none of
@@ -40,8 +40,9 @@ if not _has_ops():
         _declared.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 PYTHON
 }
-# pip would take what it built for other instructions out of its cache.
-build_llamacpp() { CMAKE_ARGS="$*" "${pip[@]}" install -q --no-cache-dir llama-cpp-python==0.3.36; }
+# build PACKAGE FLAG...: pip would take what it built for other instructions out of its cache.
+build() { CMAKE_ARGS="${*:2}" "${pip[@]}" install -q --no-cache-dir --no-binary "${1%%==*}" "$1"; }
+build_llamacpp() { build llama-cpp-python==0.3.36 "$@"; }
 mkdir -p "$dir"
 python=$(find_python311)
 for peer in "$@"; do
@@ -61,6 +62,7 @@ for peer in "$@"; do
       install_torchvision
       ;;
     llamacpp) build_llamacpp -DGGML_NATIVE=ON ;;
+    whispercpp) build pywhispercpp==1.5.1 -DGGML_NATIVE=ON ;;
     llamacpp-avx2) build_llamacpp -DGGML_{NATIVE=OFF,AVX=ON,AVX2=ON,FMA=ON,F16C=ON,BMI2=ON} ;;
   esac
   say "$peer is ready: $dir/$peer/bin/python"

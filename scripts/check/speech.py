@@ -1,0 +1,137 @@
+"""Compare Whisper with Hugging Face's, on the same weights in float32: tokens, log-probabilities, words' times.
+
+    scripts/check.py speech --hf-python DIR/hf/bin/python      # writes benchmarks/results/speech.json
+
+`scripts/peers.sh DIR hf` makes the environment. espeak-ng speaks the clips, in five languages; `--sounds en:FILE ...`
+adds others. Greedy tokens must be equal, with and without timestamps, and log-probabilities within 1e-4; the clips of a
+sound of five minutes must give HF's tokens one by one. Clips at once, alone, and preempted must give the same bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fetch_models import MODELS, FetchError, default_dir, fetch
+from lib.results import describe_server, make_parser, result_file, save
+from lib.speech import RATE, Sound, SpeechError, added, spoken, spoken_clips
+from peers.worker import BenchmarkError, Worker
+
+from jaxllm import LLM, SamplingParams
+from jaxllm.media.audio.clips import split_clips
+
+NUM_CLIPS, LONG_SECONDS = 30, 300.0
+MOST_DIFFERENCE = 1e-4
+"""How far a log-probability may be from HF's."""
+KINDS = ("text", "timestamps")
+
+
+def main() -> int:
+    """Compare; return the exit status."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--hf-python", required=True, metavar="PATH", help="Python of scripts/peers.sh DIR hf")
+    parser.add_argument("--model", type=Path, help="a Whisper's folder (default: base, fetched)")
+    parser.add_argument("--sounds", nargs="*", default=[], metavar="LANGUAGE:FILE", help="recorded speech")
+    parser.add_argument("--quick", action="store_true", help="few clips; saves nothing")
+    args = parser.parse_args()
+    try:
+        model = args.model or fetch(MODELS["whisper"], default_dir())
+        with tempfile.TemporaryDirectory(prefix="check-speech-") as scratch:
+            report = _compare(args, model, Path(scratch))
+    except (BenchmarkError, FetchError, OSError, SpeechError) as error:
+        print(f"check speech: {error}", file=sys.stderr)
+        return 1
+    for name, value in report.items():
+        print(f"{name:36}{value}")
+    save(result_file(args, "speech.json"), describe_server() | {"model": model.name} | report)
+    return 0 if report["passed"] else 1
+
+
+def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+    clips = spoken_clips(folder, 4 if args.quick else NUM_CLIPS)
+    clips += [added(folder, *each.split(":", 1)) for each in args.sounds]
+    long = spoken(folder / "long.npy", 70.0 if args.quick else LONG_SECONDS)
+    parts = [_part(folder, index, part) for index, part in enumerate(split_clips(long.samples(), RATE))]
+    settings = {"model": str(model), "dtype": "float32", "attention": "eager"}
+    with Worker("speech_hf", args.hf_python, settings, folder / "hf") as hf:
+        expected = {kind: _tokens(hf, clips, kind) for kind in KINDS}
+        of_parts = {kind: _tokens(hf, parts, kind) for kind in KINDS}
+        versions = hf.call("versions").value
+    report: dict[str, Any] = {
+        "clips": len(clips),
+        "languages": sorted({clip.language for clip in clips}),
+        "seconds": round(sum(clip.seconds for clip in clips)),
+        "long_clips": len(parts),
+        "versions": versions,
+    }
+    llm = LLM(model, dtype="float32", max_num_seqs=8)
+    found = {}
+    for kind in KINDS:
+        found[kind] = _run(llm, clips, expected[kind])
+        report |= {f"{kind}: {name}": value for name, value in _differences(found[kind], expected[kind]).items()}
+        of_long = _differences(_run(llm, parts, of_parts[kind]), of_parts[kind])
+        report |= {f"{kind}, long: {name}": value for name, value in of_long.items()}
+    kind = KINDS[0]
+    alone = [_run(llm, [clip], [one])[0] for clip, one in zip(clips, expected[kind], strict=True)]
+    report["alone: equal bits"] = sum(a == b for a, b in zip(alone, found[kind], strict=True))
+    del llm
+    tight = LLM(model, dtype="float32", max_num_seqs=8, num_gpu_blocks_override=8, block_size=16)
+    preempted = _run(tight, clips, expected[kind])
+    report["preempted: equal bits"] = sum(a == b for a, b in zip(preempted, found[kind], strict=True))
+    report["preemptions"] = sum(metric.value for metric in tight.get_metrics() if metric.name == "vllm:num_preemptions")
+    report["passed"] = _passed(report)
+    return report
+
+
+def _part(folder: Path, index: int, samples: np.ndarray) -> Sound:
+    file = folder / f"part-{index}.npy"
+    np.save(file, samples)
+    return Sound(file, "en", len(samples) / RATE)
+
+
+def _tokens(hf: Worker, sounds: Sequence[Sound], kind: str) -> list[Any]:
+    """Return the decoder's prompt, tokens and log-probabilities of each sound by HF."""
+    arguments = [str(sound.file) for sound in sounds], [sound.language for sound in sounds], kind
+    return hf.call("tokens", *arguments).value
+
+
+def _run(llm: LLM, sounds: Sequence[Sound], expected: Sequence[Any]) -> list[tuple[list[int], list[float]]]:
+    """Return greedy tokens and their log-probabilities of sounds, all at once, after HF's prompts."""
+    prompts: list[Any] = [
+        {"prompt_token_ids": prompt, "multi_modal_data": {"audio": (sound.samples(), RATE)}}
+        for sound, (prompt, *_) in zip(sounds, expected, strict=True)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=440, logprobs=0)
+    done = llm.generate(prompts, params, use_tqdm=False)
+    answers = []
+    for output in done:
+        [completion] = output.outputs
+        assert completion.logprobs is not None
+        steps = zip(completion.token_ids, completion.logprobs, strict=True)
+        pairs = [(token, step[token].logprob) for token, step in steps if token != llm.get_tokenizer().eos_token_id]
+        answers.append(([token for token, _ in pairs], [logprob for _, logprob in pairs]))
+    return answers
+
+
+def _differences(found: Sequence[tuple[list[int], list[float]]], expected: Sequence[Any]) -> Mapping[str, Any]:
+    """Return how many sounds have HF's tokens, of how many, and the largest difference of log-probabilities there."""
+    equal = [index for index, (tokens, _) in enumerate(found) if tokens == expected[index][1]]
+    gaps = [np.abs(np.subtract(found[index][1], expected[index][2])).max(initial=0.0) for index in equal]
+    return {"equal": len(equal), "of": len(found), "difference": float(max(gaps, default=0.0))}
+
+
+def _passed(report: Mapping[str, Any]) -> bool:
+    kinds = [f"{kind}{part}" for kind in KINDS for part in ("", ", long")]
+    tokens = all(report[f"{name}: equal"] == report[f"{name}: of"] for name in kinds)
+    close = all(report[f"{name}: difference"] <= MOST_DIFFERENCE for name in kinds)
+    bits = report["alone: equal bits"] == report["preempted: equal bits"] == report["clips"]
+    return tokens and close and bits and report["preemptions"] > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
