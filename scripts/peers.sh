@@ -62,7 +62,7 @@ for peer in "$@"; do
       install_torchvision
       ;;
     llamacpp) build_llamacpp -DGGML_NATIVE=ON ;;
-    whispercpp) build pywhispercpp==1.5.1 -DGGML_NATIVE=ON ;;
+    whispercpp) build pywhispercpp==1.5.1 -DGGML_NATIVE=ON -DCMAKE_BUILD_WITH_INSTALL_RPATH=ON '-DCMAKE_INSTALL_RPATH=$ORIGIN' ;;
     llamacpp-avx2) build_llamacpp -DGGML_{NATIVE=OFF,AVX=ON,AVX2=ON,FMA=ON,F16C=ON,BMI2=ON} ;;
   esac
   say "$peer is ready: $dir/$peer/bin/python"

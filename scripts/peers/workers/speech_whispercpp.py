@@ -30,7 +30,7 @@ class Whisper:
     def texts(self, sounds: list[str], language: str, batch_size: int) -> list[str]:
         """Return the texts of sounds of any length, greedily. There are no batches: `batch_size` says nothing."""
         del batch_size
-        greedy = {"greedy": {"best_of": 1}, "beam_search": {"beam_size": -1}, "temperature_inc": 0.0}
+        greedy = {"greedy": {"best_of": 1}, "temperature_inc": 0.0}
         answers = []
         for sound in sounds:
             segments = self.model.transcribe(np.load(sound), language=language, no_timestamps=True, **greedy)
