@@ -211,7 +211,8 @@ class Model:
             # for the step's tokens; writing them again changes nothing.
             if spec.is_cross:
                 slots_t = step.batches[group].slots_t
-                held = step.attention[group].read(pools[group], slots_t, **where)
+                attention: Any = step.attention[group]
+                held = attention.read(pools[group], slots_t, **where)
                 heads = heads._replace(k_tkh=held[0], v_tkh=held[1])
             keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
             arrays, settings = attention_inputs(heads, keys_values, spec, step)

@@ -125,6 +125,7 @@ class KeptRows:
             _wants(owner),
         )
         for table in self._clip_tables:
+            assert owner.clip_blocks is not None
             table[slot] = owner.clip_blocks
         self._floats[slot] = (
             params.temperature,

@@ -28,8 +28,8 @@ def split_prompt(prompt: Mapping[str, Any], label: str) -> _SplitPrompt:
     {"prompt": PROMPT, "multi_modal_data": {"audio": sound}}. Raises VLLMValidationError for others.
     """
     for part in (prompt, prompt.get(_ENCODER), prompt.get(_DECODER)):
-        for name in _REFUSED if isinstance(part, Mapping) else ():
-            if part.get(name):
+        for name in _REFUSED:
+            if isinstance(part, Mapping) and part.get(name):
                 message = f"{label}: {name!r} is not supported for an encoder-decoder."
                 raise VLLMValidationError(message, parameter=name, value=shown(part[name]))
     if _ENCODER not in prompt and _DECODER not in prompt:

@@ -33,7 +33,7 @@ _DEFAULTS = {
     "tie_word_embeddings": True,
 }
 _EPS = 1e-5
-_BIASES: dict[str, bool] = {"qkv_bias": True, "k_bias": False, "o_bias": True, "mlp_bias": True}
+_BIASES: dict[str, Any] = {"qkv_bias": True, "k_bias": False, "o_bias": True, "mlp_bias": True}
 
 
 def _whisper_config(hf: Mapping[str, Any]) -> ModelConfig:

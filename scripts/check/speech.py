@@ -69,7 +69,7 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
         "long_clips": len(parts),
         "versions": versions,
     }
-    llm = LLM(model, dtype="float32", max_num_seqs=8)
+    llm = LLM(str(model), dtype="float32", max_num_seqs=8)
     found = {}
     for kind in KINDS:
         found[kind] = _run(llm, clips, expected[kind])
@@ -80,10 +80,12 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
     alone = [_run(llm, [clip], [one])[0] for clip, one in zip(clips, expected[kind], strict=True)]
     report["alone: equal bits"] = sum(a == b for a, b in zip(alone, found[kind], strict=True))
     del llm
-    tight = LLM(model, dtype="float32", max_num_seqs=8, num_gpu_blocks_override=8, block_size=16)
+    tight = LLM(str(model), dtype="float32", max_num_seqs=8, num_gpu_blocks_override=8, block_size=16)
     preempted = _run(tight, clips, expected[kind])
     report["preempted: equal bits"] = sum(a == b for a, b in zip(preempted, found[kind], strict=True))
-    report["preemptions"] = sum(metric.value for metric in tight.get_metrics() if metric.name == "vllm:num_preemptions")
+    report["preemptions"] = sum(
+        getattr(metric, "value", 0) for metric in tight.get_metrics() if metric.name == "vllm:num_preemptions"
+    )
     report["passed"] = _passed(report)
     return report
 

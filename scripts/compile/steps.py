@@ -162,9 +162,11 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_b
         program = programs[title]
         if isinstance(program, EncoderShape):
             figures = check_encoder(compiler, program)
+        elif isinstance(program, Upkeep):
+            figures = check_set_adapter(compiler)
         else:
-            is_upkeep = isinstance(program, Upkeep)
-            figures = check_set_adapter(compiler) if is_upkeep else check_program(compiler, program, usable_bytes)
+            assert isinstance(program, StepShape | PoolShape)
+            figures = check_program(compiler, program, usable_bytes)
         yield described | figures
 
 

@@ -32,17 +32,17 @@ def test_the_feature_cache_holds_the_longest_sound(family: str):
 @pytest.mark.parametrize("fields", [{"limit_mm_per_prompt": {"audio": 0}}, {"language_model_only": True}])
 def test_no_tower_is_loaded_where_no_sound_may_come(fields: dict[str, Any]):
     config = resolve(folder("voxtral"), **fields)
-    assert config.model_config.vision is None
+    assert config.model_config.encoder is None
     assert media_settings(config) is None
     images: dict[str, Any] = {"limit_mm_per_prompt": {"image": 0, "video": 0}}
-    assert resolve(folder("voxtral"), **images).model_config.vision is not None
+    assert resolve(folder("voxtral"), **images).model_config.encoder is not None
 
 
 def test_a_checkpoint_without_a_feature_extractor_reads_text(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     shutil.copytree(folder("qwen2_audio"), tmp_path, dirs_exist_ok=True)
     (tmp_path / "preprocessor_config.json").unlink()
     with caplog.at_level(logging.WARNING):
-        assert resolve(tmp_path).model_config.vision is None
+        assert resolve(tmp_path).model_config.encoder is None
     assert "has no preprocessor_config.json: it reads text alone" in caplog.text
 
 

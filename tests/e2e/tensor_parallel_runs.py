@@ -229,7 +229,7 @@ def with_clips(case: str, **engine: Any) -> list[dict[str, Any]]:
     """Return HF's tokens and ours for clips that a decoder attends to, and the difference of log-probabilities."""
     goldens = read_case(case).goldens
     greedy = SamplingParams(temperature=0, max_tokens=len(goldens[0].tokens), ignore_eos=True, logprobs=1)
-    prompts = [
+    prompts: Any = [
         {"prompt_token_ids": golden.prompt.tolist(), "multi_modal_data": {"audio": (golden.clip, RATE)}}
         for golden in goldens
     ]

@@ -31,7 +31,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory, quick_compile: None) -> LLM:
     return LLM(folder, dtype="float32", block_size=16, num_gpu_blocks_override=8, max_logprobs=-1, **limits)
 
 
-def of(golden: Golden, clip: Golden | None = None) -> dict[str, Any]:
+def of(golden: Golden, clip: Golden | None = None) -> Any:
     """Return a golden's prompt, with the clip of another if there is one."""
     return {
         "prompt_token_ids": golden.prompt.tolist(),
@@ -113,6 +113,7 @@ def test_prompts_are_scored_as_hf_scores_them(llm: LLM) -> None:
         assert first is None
         assert len(scored) == len(golden.prompt) - 1
         for row, (token, of_row) in enumerate(zip(golden.prompt[1:].tolist(), scored, strict=True)):
+            assert of_row is not None
             assert abs(of_row[token].logprob - golden.logprobs[row, token]) < TOLERANCE
 
 
@@ -130,22 +131,23 @@ def test_beams_share_their_clip(llm: LLM) -> None:
 def test_all_forms_of_a_prompt_are_read(llm: LLM) -> None:
     golden = read_case("base").goldens[0]
     audio = {"audio": (golden.clip, RATE)}
-    ids, text = golden.prompt.tolist(), text_of(golden.prompt)
+    ids, text = golden.prompt.tolist(), text_of(golden.prompt.tolist())
     for decoder in (text, ids, {"prompt": text}, {"prompt_token_ids": ids}, ids[1:]):
-        prompt = {"encoder_prompt": {"prompt": "", "multi_modal_data": audio}, "decoder_prompt": decoder}
+        prompt: Any = {"encoder_prompt": {"prompt": "", "multi_modal_data": audio}, "decoder_prompt": decoder}
         [output] = llm.generate(prompt, PARAMS)
         assert output.prompt_token_ids == ids
         check(output, golden)
-    check(llm.generate({"prompt": text, "multi_modal_data": {"audio": [audio["audio"]]}}, PARAMS)[0], golden)
-    stereo = np.stack((golden.clip, golden.clip), axis=1)
-    check(llm.generate({"prompt": text, "multi_modal_data": {"audio": (stereo, RATE)}}, PARAMS)[0], golden)
+    stereo = np.stack((golden.clip, golden.clip), axis=1), RATE
+    for sound in ([audio["audio"]], stereo):
+        flat: Any = {"prompt": text, "multi_modal_data": {"audio": sound}}
+        check(llm.generate(flat, PARAMS)[0], golden)
 
 
 @pytest.mark.parametrize("rest", [{}, {"logprobs": 0}, {"top_k": 20}, {"presence_penalty": 1e-9}], ids=str)
 def test_outputs_follow_the_rules_of_transcripts(llm: LLM, ruled_llm: LLM, rest: dict[str, Any]) -> None:
     """A model without rules scores what came out, and each token is the likeliest that the rules leave."""
     rng, mark = np.random.default_rng(), RULES.first_timestamp - 1
-    prompts = []
+    prompts: list[Any] = []
     for index, golden in enumerate([*read_case("base").goldens] * 3):
         ids = [2, *rng.integers(3, mark, 3).tolist(), *[mark] * (index > 5)]
         prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"audio": (golden.clip, RATE)}})
@@ -153,7 +155,7 @@ def test_outputs_follow_the_rules_of_transcripts(llm: LLM, ruled_llm: LLM, rest:
     outputs = ruled_llm.generate(prompts, greedy)
     for prompt, output in zip(prompts, outputs, strict=True):
         tokens, ids = list(output.outputs[0].token_ids), prompt["prompt_token_ids"]
-        scored = {**prompt, "prompt_token_ids": [*ids, *tokens]}
+        scored: Any = {**prompt, "prompt_token_ids": [*ids, *tokens]}
         [scores] = llm.generate(scored, SamplingParams(max_tokens=1, prompt_logprobs=-1))
         for index, token in enumerate(tokens):
             row = (scores.prompt_logprobs or [])[len(ids) + index]

@@ -27,7 +27,7 @@ from tests.scheduling.simulation import VOCAB_SIZE, Simulation, make_config
 from tests.scheduling.test_simulation import TINY, workload
 
 WINDOW = GroupConfig(num_blocks=17, window=9)
-CLIPS = {"num_clip_blocks": 97, "clip_blocks": 16}
+CLIPS: dict[str, Any] = {"num_clip_blocks": 97, "clip_blocks": 16}
 """Few blocks, so that clips come and go; a clip has as many frames as a request may have tokens."""
 NUM_FRAMES = 63
 MASK = RowMask(np.full(-(-VOCAB_SIZE // 32), 5, np.int32), None)

@@ -17,6 +17,7 @@ from jaxllm.models.plan import CacheGroup, LayerPlan
 from jaxllm.models.quantization import quantize
 from jaxllm.models.recurrence import StateOps, pick_state_ops
 from jaxllm.models.towers.tower import Tower
+from jaxllm.models.towers.whisper import ClipEncoder
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
 from pallas_kernels.paged_attention.tiles import XLA_TILES
@@ -40,7 +41,7 @@ def build_model(
     return Model(ModelSpecs(family.read_config(hf, read_tensors(case)), dtype, loop, quantization=quantization))
 
 
-def load(model: Model | Tower, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def load(model: Model | Tower | ClipEncoder, tensors: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Return the parameters of a model or of a vision tower, from HF tensors."""
 
     def read(array: ArraySpec) -> Any:

@@ -69,7 +69,7 @@ def test_writing_again_what_is_read_changes_nothing(implementation: str, dtype: 
     batch = jax.tree.map(jnp.asarray, ragged_batch(chunks, blocks, **sizes))
     ends = [40, 40, *[30] * 7]
     q_tnh = jnp.asarray(rng.standard_normal((9, 6, 32)), dtype)
-    where = {"layer": LAYER, "num_layers": NUM_LAYERS}
+    where: dict[str, Any] = {"layer": LAYER, "num_layers": NUM_LAYERS}
 
     @jax.jit
     def attend(q_tnh: Any, pool: Any, batch: Any) -> Any:

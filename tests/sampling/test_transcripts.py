@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -44,7 +45,11 @@ def state_of(all_outputs: list[list[int]], kinds: list[str]) -> TranscriptState:
     # The last token of a prompt may be anything.
     last = [outputs[-1] if outputs else VOCAB_SIZE - 1 for outputs in all_outputs]
     lengths = [len(outputs) for outputs in all_outputs]
-    return TranscriptState(*map(np.int32, (lengths, last)), TranscriptRows(np.int32(before), np.int32(latest)))
+    return TranscriptState(_ints(lengths), _ints(last), TranscriptRows(_ints(before), _ints(latest)))
+
+
+def _ints(values: list[int]) -> jax.Array:
+    return jnp.array(values, jnp.int32)
 
 
 @pytest.mark.parametrize("rules", [RULES, replace(RULES, last_initial=VOCAB_SIZE)])
@@ -73,7 +78,7 @@ def test_rules_leave_what_a_loop_leaves(rules: TranscriptRules) -> None:
 def test_a_model_without_timestamps_only_loses_ids() -> None:
     rules = TranscriptRules(suppressed=(3,), suppressed_first=(5,), first_timestamp=9, end_of_text=8, last_initial=9)
     logits_sv = np.random.default_rng().normal(size=(2, 9)).astype(np.float32)
-    rows = TranscriptRows(np.int32([-1, -1]), np.int32([0, 0]))
-    found_sv = np.asarray(apply_rules(logits_sv, rules, TranscriptState(np.int32([0, 1]), np.int32([0, 4]), rows)))
+    state = TranscriptState(_ints([0, 1]), _ints([0, 4]), TranscriptRows(_ints([-1, -1]), _ints([0, 0])))
+    found_sv = np.asarray(apply_rules(jnp.asarray(logits_sv), rules, state))
     assert np.isneginf(found_sv).nonzero()[0].tolist() == [0, 0, 1]
     assert np.isneginf(found_sv).nonzero()[1].tolist() == [3, 5, 3]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_random_requests_read_their_own_clips(seed: int, overlap: int):
     """Blocks of tokens are short too, so that requests are preempted and give their clips up."""
     rng = random.Random(seed)
     num_clips = rng.randint(1, 4)
-    limits = {"max_num_batched_tokens": rng.choice([8, 16, 64]), "max_num_seqs": rng.choice([2, 8])}
+    limits: Any = {"max_num_batched_tokens": rng.choice([8, 16, 64]), "max_num_seqs": rng.choice([2, 8])}
     run = Simulation(
         make_config(num_blocks=rng.choice([18, 33]), num_clip_blocks=1 + 3 * num_clips, clip_blocks=3, **limits)
     )

@@ -44,7 +44,7 @@ def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> OllamaServing:
 def routes(serving: Callable[[], OllamaServing]) -> list[Route]:
     """Return the routes."""
 
-    def endpoint(handler: Any, response: Any, request: Any = None, event: Any = None, **options: bool) -> Endpoint[Any]:
+    def endpoint(handler: Any, response: Any, request: Any = None, event: Any = None, **options: Any) -> Endpoint[Any]:
         types = Types(response, request, event, OllamaError, LINES.decode())
         return Endpoint(handler, serving, types, refusal=refusal, **options)
 

@@ -79,7 +79,7 @@ class Whisper:
         return [each["text"] for each in done]
 
     def _transcribe(self, sounds: list[str], generate: dict[str, Any], **options: Any) -> list[Any]:
-        inputs = [{"raw": np.load(sound), "sampling_rate": RATE} for sound in sounds]
+        inputs: Any = [{"raw": np.load(sound), "sampling_rate": RATE} for sound in sounds]
         with torch.inference_mode():
             return self.pipeline(inputs, generate_kwargs=generate, **options)
 

@@ -68,6 +68,7 @@ def generated(server: Served, text: str) -> str:
 
     async def generate() -> str:
         prompt = {"prompt": text, "multi_modal_data": {"audio": (speech(), RATE)}}
+        last = ""
         async for output in server.llm.generate(prompt, SamplingParams(temperature=0, max_tokens=400), "mine"):
             last = output.outputs[0].text
         return last.strip()
