@@ -54,7 +54,7 @@ def main() -> int:
 
 def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
     clips = spoken_clips(folder, 4 if args.quick else NUM_CLIPS)
-    clips += [added(folder, *each.split(":", 1)) for each in args.sounds]
+    clips += [added(folder, *sound.split(":", 1)) for sound in args.sounds]
     long = spoken(folder / "long.npy", 70.0 if args.quick else LONG_SECONDS)
     parts = [_part(folder, index, part) for index, part in enumerate(split_clips(long.samples(), RATE))]
     settings = {"model": str(model), "dtype": "float32", "attention": "eager"}
@@ -70,19 +70,19 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
         "versions": versions,
     }
     llm = LLM(str(model), dtype="float32", max_num_seqs=8)
-    found = {}
+    outputs = {}
     for kind in KINDS:
-        found[kind] = _run(llm, clips, expected[kind])
-        report |= {f"{kind}: {name}": value for name, value in _differences(found[kind], expected[kind]).items()}
+        outputs[kind] = _run(llm, clips, expected[kind])
+        report |= {f"{kind}: {name}": value for name, value in _differences(outputs[kind], expected[kind]).items()}
         of_long = _differences(_run(llm, parts, of_parts[kind]), of_parts[kind])
         report |= {f"{kind}, long: {name}": value for name, value in of_long.items()}
     kind = KINDS[0]
     alone = [_run(llm, [clip], [one])[0] for clip, one in zip(clips, expected[kind], strict=True)]
-    report["alone: equal bits"] = sum(a == b for a, b in zip(alone, found[kind], strict=True))
+    report["alone: equal bits"] = sum(a == b for a, b in zip(alone, outputs[kind], strict=True))
     del llm
     tight = LLM(str(model), dtype="float32", max_num_seqs=8, num_gpu_blocks_override=8, block_size=16)
     preempted = _run(tight, clips, expected[kind])
-    report["preempted: equal bits"] = sum(a == b for a, b in zip(preempted, found[kind], strict=True))
+    report["preempted: equal bits"] = sum(a == b for a, b in zip(preempted, outputs[kind], strict=True))
     report["preemptions"] = sum(
         getattr(metric, "value", 0) for metric in tight.get_metrics() if metric.name == "vllm:num_preemptions"
     )
@@ -120,11 +120,11 @@ def _run(llm: LLM, sounds: Sequence[Sound], expected: Sequence[Any]) -> list[tup
     return answers
 
 
-def _differences(found: Sequence[tuple[list[int], list[float]]], expected: Sequence[Any]) -> Mapping[str, Any]:
+def _differences(outputs: Sequence[tuple[list[int], list[float]]], expected: Sequence[Any]) -> Mapping[str, Any]:
     """Return how many sounds have HF's tokens, of how many, and the largest difference of log-probabilities there."""
-    equal = [index for index, (tokens, _) in enumerate(found) if tokens == expected[index][1]]
-    gaps = [np.abs(np.subtract(found[index][1], expected[index][2])).max(initial=0.0) for index in equal]
-    return {"equal": len(equal), "of": len(found), "difference": float(max(gaps, default=0.0))}
+    equal = [index for index, (tokens, _) in enumerate(outputs) if tokens == expected[index][1]]
+    gaps = [np.abs(np.subtract(outputs[index][1], expected[index][2])).max(initial=0.0) for index in equal]
+    return {"equal": len(equal), "of": len(outputs), "difference": float(max(gaps, default=0.0))}
 
 
 def _passed(report: Mapping[str, Any]) -> bool:

@@ -35,22 +35,22 @@ class Whisper:
         """Return the texts of sounds of any length. The engine makes the batches: `batch_size` says nothing."""
         del batch_size
         options = SpeechOptions(language)
-        every = [
+        transcriptions = [
             Transcription(Sound(np.load(sound), CLIP_SECONDS), self.tokens, options, self.max_model_len)
             for sound in sounds
         ]
         running: dict[str, tuple[Transcription, int]] = {}
-        while not all(each.is_done for each in every):
-            for index, each in enumerate(every):
-                while (ask := each.next_ask()) is not None:
+        while not all(transcription.is_done for transcription in transcriptions):
+            for index, transcription in enumerate(transcriptions):
+                while (ask := transcription.next_ask()) is not None:
                     request_id = f"{index}-{ask.number}"
-                    running[request_id] = each, ask.number
+                    running[request_id] = transcription, ask.number
                     self.engine.add_request(request_id, ask.prompt, ask.params)
             for output in self.engine.step():
                 if output.finished:
                     transcription, number = running.pop(output.request_id)
                     transcription.take(number, output)
-        return [each.transcript().text for each in every]
+        return [transcription.transcript().text for transcription in transcriptions]
 
 
 if __name__ == "__main__":
