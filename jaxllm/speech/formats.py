@@ -70,7 +70,9 @@ def segment_records(segments: Iterable[Segment]) -> Iterable[dict[str, Any]]:
             "no_speech_prob": segment.no_speech_prob,
         }
         if segment.words is not None:
-            record["words"] = [word._asdict() for word in segment.words]
+            record["words"] = [
+                word._replace(start=round(word.start, 3), end=round(word.end, 3))._asdict() for word in segment.words
+            ]
         yield record
 
 

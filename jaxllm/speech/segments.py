@@ -11,13 +11,15 @@ from jaxllm.speech.tokens import SpeechTokens
 
 
 class Word(NamedTuple):
-    """A word of a segment."""
+    """A word with the marks around it."""
 
     word: str
-    """Its text, with the space before it and punctuation beside it."""
+    """Its text, mostly with the space before it."""
     start: float
     end: float
+    """The times of its beginning and its end in seconds, from the beginning of what its segment's are from."""
     probability: float
+    """The mean of its tokens' probabilities."""
 
 
 class Span(NamedTuple):
@@ -28,6 +30,8 @@ class Span(NamedTuple):
     end: float
     ids: list[int]
     """The tokens of its text, with the timestamps around it."""
+    first: int
+    """The place of the first one among the clip's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +64,18 @@ def read_spans(ids: Sequence[int], tokens: SpeechTokens, seconds: float) -> list
     Pieces without a text, and those that last no time within the clip, are left out: they are imagined.
     """
     spans: list[Span] = []
-    start, last_end, taken, has_text = 0.0, 0.0, list[int](), False
+    start, last_end, taken, first, has_text = 0.0, 0.0, list[int](), 0, False
 
     def close(end: float) -> None:
         end = min(end, seconds)
         if start < end and tokens.text(taken).strip():
-            spans.append(Span(start, end, taken))
+            spans.append(Span(start, end, taken, first))
 
-    for token_id in ids:
+    for place, token_id in enumerate(ids):
         time = tokens.seconds(token_id)
         if time is None:
             if not has_text and not taken:
-                start = last_end
+                start, first = last_end, place
             taken.append(token_id)
             has_text = has_text or token_id < tokens.end
         elif has_text:
@@ -79,7 +83,7 @@ def read_spans(ids: Sequence[int], tokens: SpeechTokens, seconds: float) -> list
             close(time)
             last_end, taken, has_text = time, [], False
         else:
-            start, taken = time, [token_id]
+            start, taken, first = time, [token_id], place
     if has_text:
         close(seconds)
     return spans

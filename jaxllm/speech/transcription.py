@@ -1,7 +1,7 @@
 """Transcribe one sound: which requests a model is to run, and what their outputs make up. There is no I/O here.
 
 A caller takes requests from `next_ask`, as many at once as it likes, runs them on an engine, and gives the output of
-each to `take`, in any order, until `is_done`.
+each to `take`, in any order, until `is_done`. For the times of words an engine is also asked for alignments.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jaxllm.core_messages import Alignment
 from jaxllm.outputs import RequestOutput
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
-from jaxllm.speech.segments import Segment, Span, compression_ratio, read_spans
+from jaxllm.speech.segments import Segment, Span, Word, compression_ratio, read_spans
 from jaxllm.speech.tokens import SpeechTokens, Task
 
 if TYPE_CHECKING:  # it loads numpy
@@ -38,6 +39,8 @@ class SpeechOptions:
     task: Task = "transcribe"
     has_timestamps: bool = False
     """Whether the model divides a clip into segments with times; without, each clip is one."""
+    has_words: bool = False
+    """Whether words have times too."""
     prompt: str = ""
     """The text before each clip, for its style and the spelling of names."""
     temperature: float = 0.0
@@ -55,6 +58,15 @@ class Ask(NamedTuple):
     """Its number among those of the sound."""
     prompt: dict[str, Any]
     params: SamplingParams
+
+
+class AlignAsk(NamedTuple):
+    """What an engine's `align` is to be called with."""
+
+    number: int
+    """Its number among the requests of the sound."""
+    prompt: dict[str, Any]
+    token_ids: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +94,7 @@ class _Try:
 class _Heard:
     """What a request has made of a clip."""
 
+    ids: list[int]
     spans: list[Span]
     text: str
     avg_logprob: float
@@ -98,6 +111,14 @@ class _Heard:
         return compression_ratio(self.text) <= _MAX_COMPRESSION and self.avg_logprob >= _MIN_LOGPROB
 
 
+@dataclass(frozen=True, slots=True)
+class _ToAlign:
+    """A clip with its text, whose words are to get their times."""
+
+    attempt: _Try
+    heard: _Heard
+
+
 class Transcription:
     """One sound on its way to text."""
 
@@ -111,9 +132,10 @@ class Transcription:
         self._temperatures = (options.temperature,)
         if options.temperature == 0 and not options.is_streamed:
             self._temperatures = _TEMPERATURES
-        clips = deque(_Try(clip) for clip in range(len(sound)))
-        self._waiting = clips if self.language else deque([_Try(0, finds_language=True)])
-        self._running: dict[int, _Try] = {}
+        self._waiting = deque[_Try | _ToAlign]([_Try(0, finds_language=True)])
+        if self.language:
+            self._waiting = deque(_Try(clip) for clip in range(len(sound)))
+        self._running: dict[int, _Try | _ToAlign] = {}
         self._num_asked = 0
         self._segments: list[list[Segment] | None] = [None] * len(sound)
 
@@ -139,37 +161,44 @@ class Transcription:
         """Return what stands between the texts of two clips."""
         return "" if self._options.task == "transcribe" and self.language in _UNSPACED else " "
 
-    def next_ask(self) -> Ask | None:
+    def next_ask(self) -> Ask | AlignAsk | None:
         """Return the next request to run; None if there is none before another output is taken."""
         if not self._waiting:
             return None
-        attempt = self._waiting.popleft()
+        work = self._waiting.popleft()
         number = self._num_asked
         self._num_asked += 1
-        self._running[number] = attempt
-        if attempt.finds_language:
-            ids, params = [self._tokens.start], self._language_params()
-        else:
-            assert self.language is not None
-            timed = self._options.has_timestamps
-            ids = self._tokens.prompt(self.language, self._options.task, has_timestamps=timed, before=self._before)
-            params = self._params(attempt, len(ids))
-        audio = self._sound.clip(attempt.clip)
-        return Ask(number, {"prompt_token_ids": ids, "multi_modal_data": {"audio": audio}}, params)
+        self._running[number] = work
+        if isinstance(work, _ToAlign):
+            return AlignAsk(number, self._prompt(work.attempt.clip, self._prompt_ids()), work.heard.ids)
+        if work.finds_language:
+            return Ask(number, self._prompt(0, [self._tokens.start]), self._language_params())
+        ids = self._prompt_ids()
+        return Ask(number, self._prompt(work.clip, ids), self._params(work, len(ids)))
 
-    def take(self, number: int, output: RequestOutput) -> None:
-        """Take the output of a request that has ended well."""
+    def take(self, number: int, output: RequestOutput | Alignment) -> None:
+        """Take the output of a request that has ended well, or what an engine's `align` has returned."""
         attempt = self._running.pop(number)
+        if isinstance(attempt, _ToAlign):
+            assert isinstance(output, Alignment)
+            self._end(attempt.attempt, self._made(attempt.attempt, attempt.heard, self._words(attempt.heard, output)))
+            return
+        assert isinstance(output, RequestOutput)
         if attempt.finds_language:
             self.language = self._tokens.language_of(output.outputs[0].token_ids[0])
             self._waiting.extend(_Try(clip) for clip in range(len(self._sound)))
             return
         heard = self._read(attempt.clip, output)
-        if heard.is_good or heard.is_silent or attempt.level + 1 == len(self._temperatures):
-            self._segments[attempt.clip] = self._made(attempt, heard)
-            self._sound.forget(attempt.clip)
-        else:
+        if not (heard.is_good or heard.is_silent or attempt.level + 1 == len(self._temperatures)):
             self._waiting.appendleft(_Try(attempt.clip, attempt.level + 1))
+        elif self._options.has_words and heard.spans and not heard.is_silent:
+            self._waiting.appendleft(_ToAlign(attempt, heard))
+        else:
+            self._end(attempt, self._made(attempt, heard, [None] * len(heard.spans)))
+
+    def _end(self, attempt: _Try, segments: list[Segment]) -> None:
+        self._segments[attempt.clip] = segments
+        self._sound.forget(attempt.clip)
 
     def transcript(self) -> Transcript:
         """Return the result, once all is done."""
@@ -182,6 +211,15 @@ class Transcription:
             [segment for segments in of_clips for segment in segments],
             self.separator.join(filter(None, texts)),
         )
+
+    def _prompt_ids(self) -> list[int]:
+        """Return the decoder's prompt of a clip."""
+        assert self.language is not None
+        timed = self._options.has_timestamps
+        return self._tokens.prompt(self.language, self._options.task, has_timestamps=timed, before=self._before)
+
+    def _prompt(self, clip: int, ids: list[int]) -> dict[str, Any]:
+        return {"prompt_token_ids": ids, "multi_modal_data": {"audio": self._sound.clip(clip)}}
 
     def _language_params(self) -> SamplingParams:
         ids = list(self._tokens.languages.values())
@@ -209,16 +247,28 @@ class Transcription:
             ids.pop()
         scored = output.prompt_token_id_logprobs
         no_speech = None if scored is None else math.exp(float(scored[0][0]))
-        return _Heard(self._spans(clip, ids), self._tokens.text(ids).strip(), mean, no_speech)
+        return _Heard(ids, self._spans(clip, ids), self._tokens.text(ids).strip(), mean, no_speech)
 
     def _spans(self, clip: int, ids: list[int]) -> list[Span]:
         length = self._sound.lengths[clip]
         if self._options.has_timestamps:
             return read_spans(ids, self._tokens, length)
-        return [Span(0.0, length, ids)] if self._tokens.text(ids).strip() else []
+        return [Span(0.0, length, ids, 0)] if self._tokens.text(ids).strip() else []
 
-    def _made(self, attempt: _Try, heard: _Heard) -> list[Segment]:
-        """Return the segments of a clip; none if it is silent."""
+    def _words(self, heard: _Heard, alignment: Alignment) -> list[list[Word] | None]:
+        """Return the words of each piece of a clip, with times from the clip's beginning."""
+        from jaxllm.speech.words import find_words, time_tokens  # which loads numpy
+
+        timed = time_tokens(heard.ids, alignment)
+        language = "en" if self._options.task == "translate" else self.language
+        words = list[list[Word] | None]()
+        for span in heard.spans:
+            tokens = [token for token in timed[span.first :][: len(span.ids)] if token.token_id < self._tokens.end]
+            words.append(find_words(tokens, self._tokens.text, language))
+        return words
+
+    def _made(self, attempt: _Try, heard: _Heard, words: list[list[Word] | None]) -> list[Segment]:
+        """Return the segments of a clip, with their words if there are some; no segments if it is silent."""
         if heard.is_silent:
             return []
         start = self._sound.starts[attempt.clip]
@@ -233,6 +283,7 @@ class Transcription:
                 avg_logprob=heard.avg_logprob,
                 compression_ratio=compression_ratio(heard.text),
                 no_speech_prob=heard.no_speech_prob,
+                words=of_span and [word._replace(start=start + word.start, end=start + word.end) for word in of_span],
             )
-            for span in heard.spans
+            for span, of_span in zip(heard.spans, words, strict=True)
         ]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxllm.core_messages import Alignment
+from jaxllm.speech.segments import Word
 
 FRAME_SECONDS = 0.02
 """The time of one frame of a clip."""
@@ -26,18 +27,6 @@ _AFTER = "\"'.。,，!！?？:：”)]}、"  # noqa: RUF001 - those of Chinese a
 """Marks that belong to the word before them."""
 _CUT = "\ufffd"
 """The character that stands for bytes of an incomplete one."""
-
-
-class Word(NamedTuple):
-    """A word with the marks around it."""
-
-    text: str
-    """Its text, with the space before it."""
-    start: float
-    end: float
-    """The times of its beginning and its end in seconds from the clip's beginning."""
-    probability: float
-    """The mean of its tokens' probabilities."""
 
 
 class TimedToken(NamedTuple):

@@ -16,7 +16,17 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.items import ClipInput
 from jaxllm.outputs import RequestOutput
 from tests.media.sounds import encode
-from tests.speech.support import MAX_LEN, MULTILINGUAL, RATE, make_output, make_tokenizer, make_tokens, noise, spell
+from tests.speech.support import (
+    MAX_LEN,
+    MULTILINGUAL,
+    RATE,
+    make_alignment,
+    make_output,
+    make_tokenizer,
+    make_tokens,
+    noise,
+    spell,
+)
 
 TOKENS = make_tokens()
 
@@ -58,6 +68,9 @@ class SpeechEngine:
 
     def abort_request(self, request_ids: str) -> None:
         del self._waiting[request_ids]
+
+    def align(self, prompt: Any, token_ids: list[int]) -> Any:
+        return make_alignment(len(token_ids))
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._waiting)
@@ -122,7 +135,7 @@ def test_all_formats(tmp_path: Path) -> None:
     ("words", "engine", "named"),
     [
         (("a.wav", "b/a.mp3"), {}, "a.wav and b/a.mp3 would have the same name"),
-        (("a.wav", "--word-timestamps"), {}, "word-timestamps is not supported yet"),
+        (("a.wav", "--word-timestamps"), {}, "word-timestamps writes times into JSON"),
         (("a.wav", "--language", "xx"), {}, "language must be one of de, en, ja"),
         (("a.wav", "--prompt", "<|en|>"), {}, ""),
         (("a.wav",), {"transcribes": False}, "does not turn speech into text"),

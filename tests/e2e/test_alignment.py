@@ -121,7 +121,7 @@ def test_spoken_words_have_the_times_of_hf(whisper_path: str) -> None:
             np.testing.assert_allclose([token.end for token in timed], times, rtol=0, atol=0.02 + 1e-6)
             text = [token for token in timed if token.token_id < 50_257]
             words = find_words(text, partial(tokenizer.decode, skip_special_tokens=False), language)
-            assert [word.text.strip() for word in words] == tokenizer.decode(
+            assert [word.word.strip() for word in words] == tokenizer.decode(
                 [token.token_id for token in text], skip_special_tokens=False
             ).split()
             assert all(word.start <= word.end and 0 < word.probability <= 1 for word in words)

@@ -10,12 +10,13 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from jaxllm.core_messages import Alignment
 from jaxllm.logprobs import Logprob
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.speech.sound import Sound
 from jaxllm.speech.tokens import SpeechTokens
-from jaxllm.speech.transcription import Ask, SpeechOptions, Transcript, Transcription
+from jaxllm.speech.transcription import AlignAsk, Ask, SpeechOptions, Transcript, Transcription
 from jaxllm.text.tokenizer import Tokenizer
 from jaxllm.text.tokenizer_parts import TokenizerParts
 
@@ -79,7 +80,7 @@ class FakeEngine:
 
     def __init__(self, tokens: SpeechTokens, script: Script, language: str = "en") -> None:
         self.tokens, self.script, self.language = tokens, script, language
-        self.asked: list[Ask] = []
+        self.asked: list[Ask | AlignAsk] = []
         self.tried: list[tuple[int, float]] = []
         """The clip and the temperature of each request but that for the language."""
         self.most = random.randint(1, 6)
@@ -88,7 +89,7 @@ class FakeEngine:
         """Transcribe a sound."""
         clips = [sound.clip(i)[0].tobytes() for i in range(len(sound))]
         transcription = Transcription(sound, self.tokens, options, MAX_LEN)
-        waiting: list[Ask] = []
+        waiting: list[Ask | AlignAsk] = []
         while not transcription.is_done:
             while len(waiting) < self.most and (ask := transcription.next_ask()) is not None:
                 waiting.append(ask)
@@ -96,7 +97,12 @@ class FakeEngine:
             self.asked.append(ask)
             samples, rate = ask.prompt["multi_modal_data"]["audio"]
             assert rate == RATE
-            transcription.take(ask.number, self._answer(ask, clips.index(samples.tobytes())))
+            clip = clips.index(samples.tobytes())
+            if isinstance(ask, AlignAsk):
+                assert ask.prompt["prompt_token_ids"][0] == self.tokens.start
+                transcription.take(ask.number, make_alignment(len(ask.token_ids)))
+            else:
+                transcription.take(ask.number, self._answer(ask, clip))
         assert not waiting
         assert transcription.next_ask() is None
         assert transcription.seconds_done == sum(sound.lengths)
@@ -125,6 +131,12 @@ class FakeEngine:
         assert len(rows) == len(ids) - 1 - start
         assert rows[0] == [self.tokens.no_speech]
         return np.array([[np.log(no_speech)], *[[-np.inf]] * (len(rows) - 1)], np.float32)
+
+
+def make_alignment(num_tokens: int) -> Alignment:
+    """Return what says that each token is heard for a tenth of a second, and has a probability of a half."""
+    heard = np.repeat(np.eye(num_tokens, dtype=np.float32), 5, axis=1)
+    return Alignment(heard.tobytes(), [float(np.log(0.5))] * num_tokens)
 
 
 def make_output(ids: list[int], mean: float, scored: np.ndarray | None) -> RequestOutput:

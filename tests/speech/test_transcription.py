@@ -13,7 +13,7 @@ from jaxllm.media.audio.blocks import AudioLimits
 from jaxllm.media.errors import MediaError
 from jaxllm.media.items import ClipInput
 from jaxllm.speech.sound import Sound, read_sound
-from jaxllm.speech.transcription import SpeechOptions, Transcription
+from jaxllm.speech.transcription import AlignAsk, SpeechOptions, Transcription
 from tests.media.sounds import encode
 from tests.speech.support import (
     ENGLISH,
@@ -54,6 +54,29 @@ def test_texts_come_in_the_clips_order() -> None:
     assert [segment.start for segment in transcript.segments] == sound.starts
     assert transcript.segments[-1].end == pytest.approx(sound.seconds)
     assert transcript.seconds == sound.seconds
+
+
+def test_words_have_times_of_the_whole_sound() -> None:
+    """A token is a letter, and is heard for a tenth of a second."""
+    parts = [(0.0, " Ab c.", 2.0, 2.0, " de", 4.0), (0.0, " f", 1.0)]
+    sound = long_sound(len(parts))
+    options = dataclasses.replace(TIMED, has_words=True)
+    engine = FakeEngine(TOKENS, lambda clip, temperature: Said(spell(TOKENS, *parts[clip])))
+    transcript = engine.run(sound, options)
+    words = [word for segment in transcript.segments for word in segment.words or []]
+    assert [word.word for word in words] == [" Ab", " c.", " de", " f"]
+    second = sound.starts[1]
+    times = [(0.0, 0.3), (0.3, 0.6), (0.8, 1.1), (second, second + 0.2)]
+    of_words = [time for word in words for time in (word.start, word.end)]
+    assert of_words == pytest.approx([time for pair in times for time in pair], abs=0.021)
+    assert {round(word.probability, 6) for word in words} == {0.5}
+
+
+def test_words_of_texts_without_speech_are_not_asked_for() -> None:
+    options = dataclasses.replace(TIMED, has_words=True)
+    engine = FakeEngine(TOKENS, lambda clip, temperature: Said(spell(TOKENS, 0.0, " hm", 1.0), -2.0, 0.9))
+    assert engine.run(Sound(noise(5), 30), options).segments == []
+    assert not any(isinstance(ask, AlignAsk) for ask in engine.asked)
 
 
 def test_clips_are_all_of_the_sound() -> None:

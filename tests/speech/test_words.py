@@ -60,7 +60,7 @@ def check_words(tokenizer: Tokenizer, token_ids: list[int], language: str) -> in
     tokens = [TimedToken(token_id, float(i), i + 1.0, i / 1000) for i, token_id in enumerate(token_ids)]
     words, _, places = _combine_tokens_into_words(Oracle(tokenizer), list(token_ids), language)
     ours = find_words(tokens, tokenizer.decode, language)
-    assert [(word.text, word.start, word.end) for word in ours] == [
+    assert [(word.word, word.start, word.end) for word in ours] == [
         (text, float(of_word[0]), of_word[-1] + 1.0) for text, of_word in zip(words, places, strict=True)
     ]
     for word, of_word in zip(ours, places, strict=True):

@@ -21,7 +21,7 @@ from jaxllm.outputs import RequestOutput
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.speech.formats import FORMATS
 from jaxllm.speech.tokens import SpeechTokens
-from jaxllm.speech.transcription import SpeechOptions, Transcription
+from jaxllm.speech.transcription import AlignAsk, SpeechOptions, Transcription
 from jaxllm.utils.streams import losing_messages, say, writing
 
 _NUM_READERS = 2
@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument("--prompt", metavar="TEXT", default="", help="text before the speech, for spelling and style")
     temperature = Number(0.0, 2.0).flag() or {}
     parser.add_argument("--temperature", default=0.0, help="0 tries bad text again at higher ones", **temperature)
-    parser.add_argument("--word-timestamps", action="store_true", help="not supported yet")
+    parser.add_argument("--word-timestamps", action="store_true", help="times of words too, in JSON")
     add_engine_flags(parser, None)
     parser.set_defaults(run=run, disable_log_stats=True)
     return parser
@@ -60,8 +60,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace, make_engine: Callable[[EngineArgs], Engine] | None = None) -> int:
     """Transcribe all files and return the exit status. Flags are checked before the model loads."""
-    if args.word_timestamps:
-        message = "--word-timestamps is not supported yet: leave it out for the times of segments."
+    if args.word_timestamps and args.output_format not in ("json", "all"):
+        message = f"--word-timestamps writes times into JSON, and --output-format is {args.output_format}: use json."
         raise VLLMValidationError(message, parameter="word_timestamps", value=True)
     engine_args = read_engine_args(args)
     paths = list(map(Path, args.files))
@@ -112,7 +112,12 @@ class _Run:
         self._tokens = SpeechTokens.of(engine.front.require_tokenizer(), ready.vocab_size)
         self._takes: ClipInput = ready.media.clips
         self._options = SpeechOptions(
-            args.language, args.task, has_timestamps=True, prompt=args.prompt, temperature=args.temperature
+            args.language,
+            args.task,
+            has_timestamps=True,
+            has_words=args.word_timestamps,
+            prompt=args.prompt,
+            temperature=args.temperature,
         )
         self._tokens.check_language(args.language)
         self._tokens.check_task(args.task)
@@ -130,7 +135,7 @@ class _Run:
                 while True:
                     while len(reading) < _NUM_READERS and (path := next(unread, None)) is not None:
                         reading.append((path, readers.submit(self._read, path)))
-                    self._submit()
+                    self._submit(advance)
                     if (
                         len(self._by_request) < self._most
                         and reading
@@ -175,12 +180,16 @@ class _Run:
             advance(0.0, sound.seconds)
             self._jobs.append(job)
 
-    def _submit(self) -> None:
+    def _submit(self, advance: Callable[[float, float], None]) -> None:
         """Give the engine requests of the files that have begun, the first ones first."""
         for job in list(self._jobs):
             while len(self._by_request) < self._most and (ask := job.transcription.next_ask()) is not None:
                 request_id = f"{id(job)}-{ask.number}"
                 try:
+                    if isinstance(ask, AlignAsk):
+                        job.transcription.take(ask.number, self._engine.align(ask.prompt, ask.token_ids))
+                        self._advance(job, advance)
+                        continue
                     self._engine.add_request(request_id, ask.prompt, ask.params)
                 except VLLMValidationError as error:
                     self._fail(job, str(error))
@@ -196,6 +205,10 @@ class _Run:
             self._fail(job, f"{completion.stop_reason or 'the request was aborted'}.")
             return
         job.transcription.take(number, output)
+        self._advance(job, advance)
+
+    def _advance(self, job: _Job, advance: Callable[[float, float], None]) -> None:
+        """Show what is done of a file, and write its transcript once that is all of it."""
         done = job.transcription.seconds_done
         advance(done - job.shown, 0.0)
         job.shown = done

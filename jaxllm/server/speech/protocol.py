@@ -84,9 +84,6 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
         if self.timestamp_granularities and self.response_format != "verbose_json":
             message = f"{GRANULARITIES} needs response_format=verbose_json."
             raise VLLMValidationError(message, parameter=GRANULARITIES, value=self.timestamp_granularities)
-        if "word" in self.timestamp_granularities:
-            message = f"{GRANULARITIES}: times of words are not supported yet; use segment."
-            raise VLLMValidationError(message, parameter=GRANULARITIES, value="word")
         self._check_target(task)
 
     def options(self, ready: EngineReady, task: Task) -> SpeechOptions:
@@ -98,6 +95,7 @@ class TranscriptionRequest(msgspec.Struct, kw_only=True):
             language=self.language,
             task=task,
             has_timestamps=self.response_format in ("srt", "vtt", "verbose_json"),
+            has_words="word" in self.timestamp_granularities,
             prompt=self.prompt,
             temperature=self.temperature,
             is_streamed=self.stream,
@@ -190,7 +188,9 @@ class TranscriptionResponseVerbose(msgspec.Struct, frozen=True, kw_only=True):
     duration: float
     text: str
     segments: list[TranscriptionSegment] | None = None
+    """None if times of words alone are asked for."""
     words: list[TranscriptionWord] | None = None
+    """None unless their times are asked for."""
     usage: TranscriptionUsageAudio | UnsetType = UNSET
 
 

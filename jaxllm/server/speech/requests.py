@@ -7,12 +7,13 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 
+from jaxllm.core_messages import Alignment
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError
 from jaxllm.outputs import RequestOutput
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.sse import EngineOutputs
-from jaxllm.speech.transcription import Ask, Transcription
+from jaxllm.speech.transcription import AlignAsk, Ask, Transcription
 
 _BUSY_SECONDS = 0.1
 """The pause before a sound that has begun asks a full engine again."""
@@ -28,19 +29,24 @@ class SpeechRequests:
         self._most = engine.vllm_config.scheduler_config.max_num_seqs
         """The most requests at once: more would not run sooner, and others' requests would wait for them."""
         self._has_begun = False
+        self._aligns = asyncio.Lock()
+        """Words of one clip get their times at a time: steps go on meanwhile."""
 
     async def find_language(self, transcription: Transcription) -> None:
         """Find out which language is spoken, unless it is known."""
-        if transcription.language is None and (ask := transcription.next_ask()) is not None:
+        if transcription.language is None and isinstance(ask := transcription.next_ask(), Ask):
             transcription.take(ask.number, await self._final(await self.open(ask)))
 
     async def finish(self, transcription: Transcription) -> None:
         """Run all requests. Raises what ends one of them, and aborts the others then, as it does when cancelled."""
         await self.find_language(transcription)
-        running: dict[asyncio.Task[RequestOutput], int] = {}
+        running: dict[asyncio.Task[RequestOutput | Alignment], int] = {}
         try:
             while not transcription.is_done:
                 while len(running) < self._most and (ask := transcription.next_ask()) is not None:
+                    if isinstance(ask, AlignAsk):
+                        running[asyncio.create_task(self._align(ask))] = ask.number
+                        continue
                     outputs = None if self._has_begun else await self.open(ask)
                     running[asyncio.create_task(self._run(ask, outputs))] = ask.number
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -56,7 +62,7 @@ class SpeechRequests:
         openings = deque([first])
         try:
             while openings:
-                while len(openings) < self._most and (ask := transcription.next_ask()) is not None:
+                while len(openings) < self._most and isinstance(ask := transcription.next_ask(), Ask):
                     openings.append(asyncio.create_task(self.open(ask)))
                 async for output in await openings[0]:
                     yield output
@@ -87,7 +93,11 @@ class SpeechRequests:
                 self._has_begun = True
                 return EngineOutputs(self._engine, stream)
 
-    async def _run(self, ask: Ask, outputs: EngineOutputs | None) -> RequestOutput:
+    async def _align(self, ask: AlignAsk) -> Alignment:
+        async with self._aligns:
+            return await self._engine.align(ask.prompt, ask.token_ids)
+
+    async def _run(self, ask: Ask, outputs: EngineOutputs | None) -> RequestOutput | Alignment:
         if outputs is None:
             outputs = await self.open(ask)
         del ask  # which has the clip's samples

@@ -33,11 +33,12 @@ from jaxllm.server.speech.protocol import (
     TranscriptionStreamChoice,
     TranscriptionStreamResponse,
     TranscriptionUsageAudio,
+    TranscriptionWord,
 )
 from jaxllm.server.speech.requests import SpeechRequests
 from jaxllm.speech.formats import FORMATS, segment_records
 from jaxllm.speech.tokens import SpeechTokens, Task
-from jaxllm.speech.transcription import Transcript, Transcription
+from jaxllm.speech.transcription import Ask, Transcript, Transcription
 
 if TYPE_CHECKING:
     from jaxllm.speech.sound import Sound
@@ -129,7 +130,7 @@ class OpenAIServingTranscription:
     ) -> EventStream:
         await requests.find_language(transcription)
         ask = transcription.next_ask()
-        assert ask is not None
+        assert isinstance(ask, Ask)
         opening = asyncio.create_task(requests.open(ask))
         first = await opening
         chunks = _Chunks(
@@ -213,15 +214,18 @@ def _whole(request: TranscriptionRequest, transcript: Transcript) -> SpeechAnswe
         return PlainText(transcript.text + "\n")
     if request.response_format != "verbose_json":
         return PlainText(FORMATS[request.response_format](transcript))
-    segments = [
-        TranscriptionSegment(**{name: value for name, value in record.items() if name != "words"})
-        for record in segment_records(transcript.segments)
-    ]
+    segments, words = list[TranscriptionSegment](), list[TranscriptionWord]()
+    for record in segment_records(transcript.segments):
+        of_segment = record.pop("words", ())
+        words += [TranscriptionWord(word=each["word"], start=each["start"], end=each["end"]) for each in of_segment]
+        segments.append(TranscriptionSegment(**record))
+    asked = request.timestamp_granularities or ["segment"]
     return TranscriptionResponseVerbose(
         task=transcript.task,
         language=transcript.language,
         duration=transcript.seconds,
         text=transcript.text,
-        segments=segments,
+        segments=segments if "segment" in asked else None,
+        words=words if "word" in asked else None,
         usage=usage,
     )

@@ -112,6 +112,17 @@ def test_verbose_json_has_segments(server: Served) -> None:
         assert (segment["temperature"], segment["seek"]) == (0, 0)
 
 
+def test_verbose_json_has_words(server: Served) -> None:
+    answer = send(server, DATA, response_format="verbose_json", times=["word", "segment"], temperature="0.0").json
+    assert "".join(word["word"] for word in answer["words"]).strip() == answer["text"]
+    times = [time for word in answer["words"] for time in (word["start"], word["end"])]
+    assert times == sorted(times)
+    assert 0 <= times[0] < times[-1] <= answer["duration"] + 0.03
+    assert "".join(segment["text"] for segment in answer["segments"]).strip() == answer["text"]
+    alone = send(server, DATA, response_format="verbose_json", times=["word"], temperature="0.0").json
+    assert (alone["words"], alone["segments"]) == (answer["words"], None)
+
+
 def test_subtitles_have_the_segments_times(server: Served) -> None:
     segments = send(server, DATA, language="en", response_format="verbose_json").json["segments"]
     srt = send(server, DATA, language="en", response_format="srt")
@@ -173,7 +184,7 @@ def test_in_silence_no_speech_is_likely(server: Served) -> None:
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "another model": ({"model": "other"}, 404, "model"),
     "another language": ({"language": "xx"}, 400, "language"),
-    "words": ({"times": ["word"], "response_format": "verbose_json"}, 400, "timestamp_granularities[]"),
+    "times of words in text": ({"times": ["word"]}, 400, "timestamp_granularities[]"),
     "times of text": ({"times": ["segment"]}, 400, "timestamp_granularities[]"),
     "a kind of times": ({"times": ["hour"], "response_format": "verbose_json"}, 400, "timestamp_granularities"),
     "a format": ({"response_format": "diarized_json"}, 400, "response_format"),
