@@ -132,9 +132,8 @@ class Transcription:
         self._temperatures = (options.temperature,)
         if options.temperature == 0 and not options.is_streamed:
             self._temperatures = _TEMPERATURES
-        self._waiting = deque[_Try | _ToAlign]([_Try(0, finds_language=True)])
-        if self.language:
-            self._waiting = deque(_Try(clip) for clip in range(len(sound)))
+        first = [_Try(clip) for clip in range(len(sound))] if self.language else [_Try(0, finds_language=True)]
+        self._waiting = deque[_Try | _ToAlign](first)
         self._running: dict[int, _Try | _ToAlign] = {}
         self._num_asked = 0
         self._segments: list[list[Segment] | None] = [None] * len(sound)

@@ -13,7 +13,7 @@ from jaxllm.media.audio.blocks import AudioLimits
 from jaxllm.media.errors import MediaError
 from jaxllm.media.items import ClipInput
 from jaxllm.speech.sound import Sound, read_sound
-from jaxllm.speech.transcription import AlignAsk, SpeechOptions, Transcription
+from jaxllm.speech.transcription import AlignAsk, Ask, SpeechOptions, Transcription
 from tests.media.sounds import encode
 from tests.speech.support import (
     ENGLISH,
@@ -263,7 +263,9 @@ def test_sampling_reaches_the_engine() -> None:
     engine = FakeEngine(TOKENS, says("a"))
     options = dataclasses.replace(PLAIN, temperature=0.5, sampling={"top_k": 7, "seed": 3, "max_tokens": 11})
     engine.run(Sound(noise(1), 30), options)
-    params = engine.asked[0].params
+    [ask] = engine.asked
+    assert isinstance(ask, Ask)
+    params = ask.params
     assert (params.top_k, params.seed, params.max_tokens) == (7, 3, 11)
 
 

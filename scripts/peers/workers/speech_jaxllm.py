@@ -12,7 +12,7 @@ from protocol import serve
 from jaxllm import LLM
 from jaxllm.speech.sound import Sound
 from jaxllm.speech.tokens import SpeechTokens
-from jaxllm.speech.transcription import SpeechOptions, Transcription
+from jaxllm.speech.transcription import Ask, SpeechOptions, Transcription
 
 CLIP_SECONDS = 30.0
 
@@ -42,7 +42,7 @@ class Whisper:
         running: dict[str, tuple[Transcription, int]] = {}
         while not all(transcription.is_done for transcription in transcriptions):
             for index, transcription in enumerate(transcriptions):
-                while (ask := transcription.next_ask()) is not None:
+                while isinstance(ask := transcription.next_ask(), Ask):
                     request_id = f"{index}-{ask.number}"
                     running[request_id] = transcription, ask.number
                     self.engine.add_request(request_id, ask.prompt, ask.params)
