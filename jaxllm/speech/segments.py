@@ -71,11 +71,11 @@ def read_spans(ids: Sequence[int], tokens: SpeechTokens, seconds: float) -> list
         if start < end and tokens.text(taken).strip():
             spans.append(Span(start, end, taken, first))
 
-    for place, token_id in enumerate(ids):
+    for index, token_id in enumerate(ids):
         time = tokens.seconds(token_id)
         if time is None:
             if not has_text and not taken:
-                start, first = last_end, place
+                start, first = last_end, index
             taken.append(token_id)
             has_text = has_text or token_id < tokens.end
         elif has_text:
@@ -83,7 +83,7 @@ def read_spans(ids: Sequence[int], tokens: SpeechTokens, seconds: float) -> list
             close(time)
             last_end, taken, has_text = time, [], False
         else:
-            start, taken, first = time, [token_id], place
+            start, taken, first = time, [token_id], index
     if has_text:
         close(seconds)
     return spans
