@@ -363,7 +363,8 @@ def test_a_settled_setting_is_read_from_the_configuration():
     reading = re.compile(rf"\bargs\.({'|'.join(settled)})\b")
     readers = {source.where for source in product() if reading.search(source.text)}
     assert {where for where in readers if not where.startswith("jaxllm/resolve/resolve_")} == {
-        "jaxllm/resolve/limits.py"
+        "jaxllm/resolve/encoder_decoders.py",
+        "jaxllm/resolve/limits.py",
     }
 
 
