@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, RequestError
+from jaxllm.core_messages import Clip, EngineCoreOutput, EngineCoreRequest, RequestError
 from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.exceptions import VLLMValidationError
@@ -39,6 +39,9 @@ class FakeRunner:
         return FakeStep(self, plan)
 
     is_compiling, is_warm, num_compiled, num_awaited = False, True, 0, 0
+
+    def check_clip(self, clip: Clip | None) -> None:
+        assert clip is None
 
     def reset(self) -> None:
         self.events.append("reset")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxllm.constraints.token_masks import TokenMasks
-from jaxllm.core_messages import EngineCoreRequest
+from jaxllm.core_messages import Clip, EngineCoreRequest
 from jaxllm.engine.core import engine_core as core_module
 from jaxllm.engine.core.engine_core import COMPILE_WAIT, MASK_POLL, MASK_WAIT, EngineCore
 from jaxllm.sampling_params import SamplingParams, StructuredOutputsParams
@@ -40,6 +40,9 @@ class TimedRunner:
         self.plans: list[tuple[float, list[str]]] = []
         """When each step was sent, and for whom."""
         self._free_at = 0.0
+
+    def check_clip(self, clip: Clip | None) -> None:
+        assert clip is None
 
     def run(self, plan: StepPlan, masks: Sequence[object]) -> TimedStep:
         self.plans.append((self.clock.now, [chunk.request_id for chunk in plan.chunks]))
