@@ -43,6 +43,9 @@ OWN_LIBRARY = {
     "torch_layers": {"torch", "transformers"},
     "transformers_api": {"torch", "transformers"},
     "vllm_api": set(),
+    "speech_hf": {"numpy", "torch", "transformers"},
+    "speech_jaxllm": {"jaxllm", "numpy"},
+    "speech_whispercpp": {"numpy", "pywhispercpp"},
 }
 
 
