@@ -21,7 +21,7 @@ import difflib
 import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from fetch_models import MODELS, FetchError, default_dir, fetch
 from lib.results import describe_server, make_parser, result_file, save
 from lib.sheet import print_sheet
 from lib.speech import Sound, SpeechError, spoken, spoken_files
-from peers.contestants import KV_BYTES, Contestant
+from peers.contestants import KV_BYTES, Contestant, in_int8
 from peers.ggml_whisper import FLOAT16, Q8_0, write_ggml
 from peers.turns import say
 from peers.worker import BenchmarkError, Worker
@@ -37,7 +37,7 @@ from peers.worker import BenchmarkError, Worker
 NUM_FILES, SECONDS, CLIP_SECONDS = 20, (10.0, 60.0), 30.0
 BATCH_SIZES = (4, 8, 16)
 """What HF's pipeline is tried with."""
-OURS = "jaxllm_float32"
+OURS, HF = "jaxllm_float32", "hf_float32"
 
 
 def main() -> int:
@@ -69,33 +69,34 @@ def measure(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, An
     runners = _contestants(args, model, folder)
     rounds: dict[str, list[dict[str, float]]] = {runner.name: [] for runner in runners}
     texts: dict[str, list[str]] = {}
-    batch_sizes: dict[str, int] = {}
+    batch_size: int | None = None
     for turn in range(1 if args.quick else args.rounds):
         for runner in runners[:: 1 if turn % 2 == 0 else -1]:
             with runner.start(folder / runner.name) as worker:
-                if runner.name not in batch_sizes:
-                    batch_sizes[runner.name] = _fastest(worker, files, runner.program == "speech_hf" and not args.quick)
-                texts[runner.name], sample = _sample(worker, files, clip, batch_sizes[runner.name])
+                is_batched = runner.program == "speech_hf"
+                if is_batched and batch_size is None:
+                    batch_size = BATCH_SIZES[0] if args.quick else _fastest(worker, files)
+                options = [batch_size] if is_batched else []
+                texts[runner.name], sample = _sample(worker, files, clip, options)
             rounds[runner.name].append(sample)
             say(f"round {turn + 1}, {runner.label}: {sample}")
     ours = texts[OURS]
     return {
         name: {key: round(statistics.median(each[key] for each in samples), 2) for key in samples[0]}
-        | {"batch": batch_sizes[name], "words_differ": _words_that_differ(ours, texts[name])}
+        | {"words_differ": _words_that_differ(ours, texts[name])}
+        | ({"batch": batch_size} if name == HF else {})
         for name, samples in rounds.items()
     }
 
 
 def _contestants(args: argparse.Namespace, model: Path, folder: Path) -> list[Contestant]:
-    settings = {"model": str(model)}
-    engine = {"engine": {"kv_cache_memory_bytes": KV_BYTES, "max_num_seqs": 32}}
-    runners = [
-        Contestant(f"jaxllm_{dtype}", f"jaxllm, {dtype}", "speech_jaxllm", sys.executable, settings | engine | extra)
-        for dtype, extra in (("float32", {"dtype": "float32"}), ("int8", _in_int8(engine)))
-    ]
+    settings: dict[str, Any] = {"model": str(model)}
+    engine = {"dtype": "float32", "engine": {"kv_cache_memory_bytes": KV_BYTES, "max_num_seqs": 32}}
+    ours = Contestant(OURS, "jaxllm, float32", "speech_jaxllm", sys.executable, settings | engine)
+    runners = [ours, in_int8(ours)]
     if args.hf_python:
         options = settings | {"dtype": "float32"}
-        runners.append(Contestant("hf_float32", "HF, float32", "speech_hf", args.hf_python, options))
+        runners.append(Contestant(HF, "HF, float32", "speech_hf", args.hf_python, options))
     if args.whispercpp_python:
         for name, kind in (("float16", FLOAT16), ("q8_0", Q8_0)):
             file = folder / f"{name}.bin"
@@ -108,27 +109,23 @@ def _contestants(args: argparse.Namespace, model: Path, folder: Path) -> list[Co
     return runners
 
 
-def _in_int8(engine: Mapping[str, Any]) -> dict[str, Any]:
-    return {"dtype": "float32", "engine": {**engine["engine"], "quantization": "int8"}}
-
-
-def _fastest(worker: Worker, files: Sequence[Sound], is_tried: bool) -> int:
-    """Return the size of batches that is the fastest, if several are tried."""
-    if not is_tried:
-        return BATCH_SIZES[-1]
+def _fastest(worker: Worker, files: Sequence[Sound]) -> int:
+    """Return the size of batches that is the fastest."""
     paths = [str(file.file) for file in files]
     seconds = {size: worker.call("texts", paths, "en", size).seconds for size in BATCH_SIZES}
     return min(seconds, key=seconds.__getitem__)
 
 
-def _sample(worker: Worker, files: Sequence[Sound], clip: Sound, batch_size: int) -> tuple[list[str], dict[str, float]]:
+def _sample(
+    worker: Worker, files: Sequence[Sound], clip: Sound, options: Sequence[Any]
+) -> tuple[list[str], dict[str, float]]:
     """Return the files' texts, and how many seconds of sound a second takes."""
     sample: dict[str, float] = {}
     texts: list[str] = []
     for name, sounds in (("clip", [clip]), ("files", files)):
         paths = [str(sound.file) for sound in sounds]
-        worker.call("texts", paths, "en", batch_size)
-        answer = worker.call("texts", paths, "en", batch_size)
+        worker.call("texts", paths, "en", *options)
+        answer = worker.call("texts", paths, "en", *options)
         sample[name] = sum(sound.seconds for sound in sounds) / answer.seconds
         texts = answer.value
     return texts, sample

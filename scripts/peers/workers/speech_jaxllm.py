@@ -31,9 +31,10 @@ class Whisper:
         """Return the versions that run."""
         return {"jax": importlib.metadata.version("jax"), "python": platform.python_version()}
 
-    def texts(self, sounds: list[str], language: str, batch_size: int) -> list[str]:
-        """Return the texts of sounds of any length. The engine makes the batches: `batch_size` says nothing."""
-        del batch_size
+    def texts(self, sounds: list[str], language: str) -> list[str]:
+        """Return the texts of sounds of any length. Nothing is known of them from a call before."""
+        self.engine.reset_encoder_cache()
+        self.engine.reset_prefix_cache()
         options = SpeechOptions(language)
         transcriptions = [
             Transcription(Sound(np.load(sound), CLIP_SECONDS), self.tokens, options, self.max_model_len)

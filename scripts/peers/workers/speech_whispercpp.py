@@ -27,9 +27,8 @@ class Whisper:
         """Return the versions that run."""
         return {"pywhispercpp": importlib.metadata.version("pywhispercpp"), "python": platform.python_version()}
 
-    def texts(self, sounds: list[str], language: str, batch_size: int) -> list[str]:
-        """Return the texts of sounds of any length, greedily. There are no batches: `batch_size` says nothing."""
-        del batch_size
+    def texts(self, sounds: list[str], language: str) -> list[str]:
+        """Return the texts of sounds of any length, greedily."""
         greedy = {"greedy": {"best_of": 1}, "temperature_inc": 0.0}
         answers = []
         for sound in sounds:
