@@ -6,8 +6,8 @@ of pooling it gives vectors instead: the numbers of characters and of words, and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import msgspec
 import numpy as np
@@ -91,6 +91,9 @@ class FakeEngine:
     def abort_request(self, request_ids: str) -> None:
         self.aborted.append(request_ids)
         self._waiting = [request for request in self._waiting if request[0] != request_ids]
+
+    def align(self, prompt: Any, token_ids: Sequence[int]) -> NoReturn:
+        raise NotImplementedError("no test of this engine aligns words")
 
     def shutdown(self) -> None:
         self.num_shutdowns += 1

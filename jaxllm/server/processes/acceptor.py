@@ -86,9 +86,13 @@ class Acceptor:
         connection.setblocking(False)
         task = asyncio.get_running_loop().create_task(self._open(connection))
         self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        task.add_done_callback(self._opened)
         self.show()
         return True
+
+    def _opened(self, task: asyncio.Task[None]) -> None:
+        self._opening.discard(task)
+        self.show()
 
     async def _open(self, connection: socket.socket) -> None:
         try:

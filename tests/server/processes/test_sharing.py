@@ -145,7 +145,7 @@ async def accept_four(boards: tuple[Board, Board]) -> None:
             acceptor.begin(lambda mine=mine: maker(mine), None, 16)
         for number in range(1, 5):
             stack.enter_context(contextlib.closing(socket.create_connection(listener.getsockname())))
-            while len(made[0]) + len(made[1]) < number:
+            while boards[0].get(0, Column.CONNECTIONS) + boards[0].get(1, Column.CONNECTIONS) != 2 + number:
                 await asyncio.sleep(0.001)
         assert len(made[1]) - len(made[0]) == 2
         for acceptor in acceptors:
