@@ -8,17 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family
 from ..fields import read_int, require
-from ..layers import GPTLayer
 from ..names import TensorName
-from ..reading import is_tied_wrapper, read_rope, read_rope_settings, read_text_config
+from ..reading import read_rope, read_rope_settings
 from ..towers.clip import TWO_MATMULS
-from ..towers.frame import SoundFrame
-from ..towers.reading import AUDIO, read_act, read_text_size, read_tower
+from ..towers.reading import read_act, read_text_size, read_tower
 from ..towers.settings import DenseSettings, Projector, SoundSettings, TowerSettings
 from .llama import DEFAULTS, LLAMA, LLAMA_NAMES
-from .qwen2_audio import AUDIO_PREFIXES, ENCODER_DEFAULTS, NORM, read_audio
+from .qwen2_audio import ENCODER_DEFAULTS, NORM, hearing_family, read_audio
 from .voxtral import check_group
 from .whisper import ENCODER_NAMES
 
@@ -35,14 +32,6 @@ _TEXT_DEFAULTS = {
     "rms_norm_eps": 1e-5,
 }
 _ENCODER_DEFAULTS = {**ENCODER_DEFAULTS, "max_position_embeddings": 1500, "partial_rotary_factor": 0.5}
-
-
-def _glm_asr_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the text part of a GLM-ASR config.json, which is a Llama."""
-    text = {**_TEXT_DEFAULTS, **read_text_config(hf, "llama")}
-    tied = is_tied_wrapper({"tie_word_embeddings": True} | dict(hf), text)
-    config = LLAMA.config_from_hf(text)
-    return replace(config, architecture="GlmAsrForConditionalGeneration", tie_word_embeddings=tied)
 
 
 def _encoder_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -63,31 +52,21 @@ def _encoder_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 _LAYER = "{body}layers.{l}."
-GLM_ASR_TOWER = Family(
-    config_from_hf=_encoder_config,
-    names=MappingProxyType(
-        {
-            **{path: name for path, name in LLAMA_NAMES.items() if path.startswith("layers.") and "mlp." not in path},
-            **{path: name for path, name in ENCODER_NAMES.items() if path.startswith("conv")},
-            **TWO_MATMULS,
-            "layers.attn_norm.bias": TensorName(f"{_LAYER}input_layernorm.bias", "d -> d"),
-            "layers.mlp_norm.bias": TensorName(f"{_LAYER}post_attention_layernorm.bias", "d -> d"),
-            "layers.mlp.up": TensorName(f"{_LAYER}mlp.fc1.weight", "f d -> f d"),
-            "layers.mlp.up_bias": TensorName(f"{_LAYER}mlp.fc1.bias", "f -> f"),
-            "layers.mlp.down": TensorName(f"{_LAYER}mlp.fc2.weight", "d f -> d f"),
-            "layers.mlp.down_bias": TensorName(f"{_LAYER}mlp.fc2.bias", "d -> d"),
-            "projector.norm.scale": TensorName("{body}norm.weight", "d -> d"),
-            "projector.norm.bias": TensorName("{body}norm.bias", "d -> d"),
-        }
-    ),
-    layer=GPTLayer,
-    frame=SoundFrame,
-    prefixes=AUDIO_PREFIXES,
-    marks=("conv1",),
-    section=AUDIO,
+_NAMES = MappingProxyType(
+    {
+        **{path: name for path, name in LLAMA_NAMES.items() if path.startswith("layers.") and "mlp." not in path},
+        **{path: name for path, name in ENCODER_NAMES.items() if path.startswith("conv")},
+        **TWO_MATMULS,
+        "layers.attn_norm.bias": TensorName(f"{_LAYER}input_layernorm.bias", "d -> d"),
+        "layers.mlp_norm.bias": TensorName(f"{_LAYER}post_attention_layernorm.bias", "d -> d"),
+        "layers.mlp.up": TensorName(f"{_LAYER}mlp.fc1.weight", "f d -> f d"),
+        "layers.mlp.up_bias": TensorName(f"{_LAYER}mlp.fc1.bias", "f -> f"),
+        "layers.mlp.down": TensorName(f"{_LAYER}mlp.fc2.weight", "d f -> d f"),
+        "layers.mlp.down_bias": TensorName(f"{_LAYER}mlp.fc2.bias", "d -> d"),
+        "projector.norm.scale": TensorName("{body}norm.weight", "d -> d"),
+        "projector.norm.bias": TensorName("{body}norm.bias", "d -> d"),
+    }
 )
-FAMILIES = {
-    "GlmAsrForConditionalGeneration": Family(
-        config_from_hf=_glm_asr_config, names=LLAMA_NAMES, is_wrapper=True, vision=GLM_ASR_TOWER
-    )
-}
+FAMILIES = hearing_family(
+    "GlmAsrForConditionalGeneration", LLAMA, _TEXT_DEFAULTS, (_encoder_config, _NAMES), is_tied=True
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -16,7 +16,6 @@ from ..reading import is_tied_wrapper, read_text_config
 from ..towers.frame import SoundFrame
 from ..towers.reading import AUDIO, read_text_size, read_tower
 from ..towers.settings import DenseSettings, NormSettings, Projector, SoundSettings, TowerSettings
-from .llama import LLAMA_NAMES
 from .qwen2 import DEFAULTS
 from .qwen2 import FAMILIES as QWEN2
 from .whisper import ENCODER_NAMES
@@ -48,14 +47,6 @@ _WHISPERS_KEYS = {
 }
 NORM = NormSettings("layer", 1e-5)
 """The norm after the encoder's last layer."""
-
-
-def _qwen2_audio_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the text part of a Qwen2-Audio config.json, which is a Qwen2."""
-    text = {**_TEXT_DEFAULTS, **read_text_config(hf, "qwen2")}
-    tied = is_tied_wrapper({"tie_word_embeddings": False} | dict(hf), text)
-    config = QWEN2["Qwen2ForCausalLM"].config_from_hf(text)
-    return replace(config, architecture="Qwen2AudioForConditionalGeneration", tie_word_embeddings=tied)
 
 
 def _encoder_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -97,23 +88,51 @@ def encoder_names(norm: str, others: Mapping[str, TensorName]) -> Mapping[str, T
 AUDIO_PREFIXES = tuple(Prefixes(f"{model}audio_tower.", f"{model}multi_modal_projector.") for model in ("", "model."))
 """The prefixes of tower and projector: on the hub, and in later versions of HF."""
 
-QWEN2_AUDIO_TOWER = Family(
-    config_from_hf=_encoder_config,
-    names=encoder_names(
-        "projector.joined_norm",
-        {
-            "projector.dense0.weight": TensorName("{head}linear.weight", "o i -> o i"),
-            "projector.dense0.bias": TensorName("{head}linear.bias", "o -> o"),
-        },
-    ),
-    layer=GPTLayer,
-    frame=SoundFrame,
-    prefixes=AUDIO_PREFIXES,
-    marks=("conv1",),
-    section=AUDIO,
-)
-FAMILIES = {
-    "Qwen2AudioForConditionalGeneration": Family(
-        config_from_hf=_qwen2_audio_config, names=LLAMA_NAMES, is_wrapper=True, vision=QWEN2_AUDIO_TOWER
+
+def hearing_family(
+    architecture: str,
+    text: Family,
+    text_defaults: Mapping[str, Any],
+    tower: tuple[Callable[[Mapping[str, Any]], ModelConfig], Mapping[str, TensorName]],
+    *,
+    text_type: str = "llama",
+    is_tied: bool = False,
+) -> Mapping[str, Family]:
+    """Return the entry of `FAMILIES` for a wrapper of a text model and a tower that hears.
+
+    `text_defaults` has values for keys that `text_config` leaves out, and `is_tied` for the wrapper's own
+    `tie_word_embeddings`. The tower is the function that reads its config, and its names.
+    """
+
+    def read(hf: Mapping[str, Any]) -> ModelConfig:
+        of_text = {**text_defaults, **read_text_config(hf, text_type)}
+        tied = is_tied_wrapper({"tie_word_embeddings": is_tied} | dict(hf), of_text)
+        return replace(text.config_from_hf(of_text), architecture=architecture, tie_word_embeddings=tied)
+
+    config_from_hf, names = tower
+    hears = Family(
+        config_from_hf=config_from_hf,
+        names=names,
+        layer=GPTLayer,
+        frame=SoundFrame,
+        prefixes=AUDIO_PREFIXES,
+        marks=("conv1",),
+        section=AUDIO,
     )
-}
+    return {architecture: Family(config_from_hf=read, names=text.names, is_wrapper=True, vision=hears)}
+
+
+_NAMES = encoder_names(
+    "projector.joined_norm",
+    {
+        "projector.dense0.weight": TensorName("{head}linear.weight", "o i -> o i"),
+        "projector.dense0.bias": TensorName("{head}linear.bias", "o -> o"),
+    },
+)
+FAMILIES = hearing_family(
+    "Qwen2AudioForConditionalGeneration",
+    QWEN2["Qwen2ForCausalLM"],
+    _TEXT_DEFAULTS,
+    (_encoder_config, _NAMES),
+    text_type="qwen2",
+)

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from ..config import ModelConfig
-from ..family import Family
-from ..layers import GPTLayer
-from ..reading import is_tied_wrapper, read_text_config
 from ..towers.clip import TWO_MATMULS
-from ..towers.frame import SoundFrame
-from ..towers.reading import AUDIO, read_act, read_text_size
+from ..towers.reading import read_act, read_text_size
 from ..towers.settings import DenseSettings, Projector
-from .llama import DEFAULTS, LLAMA, LLAMA_NAMES
-from .qwen2_audio import AUDIO_PREFIXES, NORM, encoder_names, read_encoder
+from .llama import DEFAULTS, LLAMA
+from .qwen2_audio import NORM, encoder_names, hearing_family, read_encoder
 
 # HF's values for keys that a config.json leaves out.
 _TEXT_DEFAULTS = {
@@ -30,14 +25,6 @@ _TEXT_DEFAULTS = {
     "rope_theta": 100_000_000.0,
     "head_dim": 128,
 }
-
-
-def _voxtral_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the text part of a Voxtral config.json, which is a Llama."""
-    text = {**_TEXT_DEFAULTS, **read_text_config(hf, "llama")}
-    tied = is_tied_wrapper({"tie_word_embeddings": False} | dict(hf), text)
-    config = LLAMA.config_from_hf(text)
-    return replace(config, architecture="VoxtralForConditionalGeneration", tie_word_embeddings=tied)
 
 
 def _encoder_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -57,17 +44,9 @@ def check_group(config: ModelConfig) -> None:
         raise ValueError(f"audio_config's intermediate_size is {inner}; four frames of {width} have {4 * width}")
 
 
-VOXTRAL_TOWER = Family(
-    config_from_hf=_encoder_config,
-    names=encoder_names("projector.norm", TWO_MATMULS),
-    layer=GPTLayer,
-    frame=SoundFrame,
-    prefixes=AUDIO_PREFIXES,
-    marks=("conv1",),
-    section=AUDIO,
+FAMILIES = hearing_family(
+    "VoxtralForConditionalGeneration",
+    LLAMA,
+    _TEXT_DEFAULTS,
+    (_encoder_config, encoder_names("projector.norm", TWO_MATMULS)),
 )
-FAMILIES = {
-    "VoxtralForConditionalGeneration": Family(
-        config_from_hf=_voxtral_config, names=LLAMA_NAMES, is_wrapper=True, vision=VOXTRAL_TOWER
-    )
-}
