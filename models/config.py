@@ -277,6 +277,10 @@ class LayerSpec:
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     """The norms of q and k are over all heads together instead of over single heads."""
+    qk_norm_by_head: bool = False
+    """The norms of q and k are LayerNorms of single heads, each with scales of its own."""
+    norms_rotated: bool = False
+    """The norms of q and k come after their rotation."""
     qk_unit_norm: float | None = None
     """The epsilon for dividing each head's queries and keys by their root mean square; None for no division."""
     v_norm: bool = False
@@ -289,6 +293,10 @@ class LayerSpec:
     """The inputs of attention and MLP are normed."""
     post_norms: bool = False
     """The outputs of attention and MLP are normed before they are added to the residual stream."""
+    parallel: bool = False
+    """The MLP takes the stream before attention is added, instead of after."""
+    shares_norm: bool = False
+    """With `parallel`, the MLP's input is normed by attention's norm instead of its own."""
     residual_scale: float = 1.0
     """The factor on the outputs of attention and MLP, as they are added to the residual stream."""
     sinks: bool = False
@@ -379,8 +387,12 @@ class ModelConfig:
     embed_scale: float = 1.0
     norm_offset: float = 0.0
     """The number that RMSNorms and LayerNorms add to their scales, 1 in Gemma."""
+    layer_norms: bool = False
+    """Norms of decoders are LayerNorms instead of RMSNorms."""
     norm_bias: bool = True
     """LayerNorms add a bias."""
+    head_bias: bool = False
+    """The output head adds a bias."""
     logits_divisor: float = 1.0
     """The divisor of logits."""
     num_token_types: int = 0

@@ -10,9 +10,10 @@ from jax import Array
 
 from pallas_kernels.lora import Rows
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
+from pallas_kernels.paged_attention.rope import rotate
 
 from .config import LayerSpec, QueryScaling
-from .loop import LatentHeads
+from .loop import Heads, LatentHeads
 
 
 class TokenBatch(NamedTuple):
@@ -70,6 +71,9 @@ def attention_inputs(
     if isinstance(heads, LatentHeads):
         q_tnh, latents_th = heads.joined(rope)
         return (_scaled(q_tnh, scale_t11), latents_th), {}
+    if heads.scales_2h is not None:
+        q_tnh, keys_values = _rotated(heads, rope)
+        heads, rope = heads._replace(q_tnh=q_tnh), None
     settings = {
         "window": NO_WINDOW if spec.window is None else spec.window,
         "rope": rope,
@@ -77,6 +81,17 @@ def attention_inputs(
         "sinks_n": heads.sinks_n,
     }
     return (_scaled(heads.q_tnh, scale_t11), *keys_values), settings
+
+
+def _rotated(heads: Heads, rope: Rope | None) -> tuple[Array, tuple[Array | None, ...]]:
+    """Return rotated and scaled queries, and keys and values."""
+    assert heads.scales_2h is not None
+    assert heads.k_tkh is not None
+    q_tnh, k_tkh = (
+        (x if rope is None else rotate(x, rope)) * scale_h
+        for x, scale_h in zip((heads.q_tnh, heads.k_tkh), heads.scales_2h, strict=True)
+    )
+    return q_tnh, (k_tkh, heads.v_tkh)
 
 
 def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:

@@ -29,6 +29,8 @@ class Heads(NamedTuple):
     """The attention sink of each query head, if the layer has them."""
     gate_tnh: Array | None = None
     """The gate, if the layer has one: the output is multiplied by its sigmoids."""
+    scales_2h: tuple[Array, Array] | None = None
+    """The factors on rotated queries and on rotated keys, if the layer's norms come after the rotation."""
 
 
 class LatentHeads(NamedTuple):

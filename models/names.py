@@ -22,7 +22,7 @@ class TensorName(NamedTuple):
 
     `name` is HF's, with the fields of `Prefixes` in braces, `{l}` for the layer and `{e}` for the expert; without
     `{e}`, a parameter of experts comes from one tensor of all experts. `layout` maps HF's axes to the parameter's,
-    those of one expert, as in "(n h) d -> d n h".
+    those of one expert, as in "(n h) d -> d n h"; `1` is an axis of HF's that has one entry, and that ours lack.
     """
 
     name: str

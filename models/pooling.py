@@ -50,6 +50,8 @@ def classification(config: ModelConfig, hf: Mapping[str, Any], family: Family) -
     is_difference = method == METHODS[0]
     if len(set(ids)) != len(ids) or not (2 if is_difference else 1) <= len(ids) <= 2 or max(ids) >= config.vocab_size:
         raise ValueError(f"classifier_from_token is {list(ids)}, expected two tokens of {config.vocab_size}")
+    if config.head_bias:
+        raise ValueError("classifier_from_token is not supported in a model whose output head has a bias")
     path = "embed.table" if config.tie_word_embeddings else "lm_head.table"
     source = family.names[path].name.removesuffix(".weight")
     head = HeadLayer(source=source, size=len(ids), bias=False, rows=ids)

@@ -83,6 +83,11 @@ def read_layer_types(
     return tuple(layer_types)
 
 
+def every_nth_global(num_layers: int, interval: int) -> tuple[str, ...]:
+    """Return layer types: each `interval`-th layer is global, and all others have a window."""
+    return tuple("sliding_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers))
+
+
 def read_rotated_layers(hf: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return for each layer whether it rotates queries and keys: it does if `no_rope_layers` has a 1, not a 0."""
     num_layers, flags = read_num_layers(hf), hf.get("no_rope_layers")

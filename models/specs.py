@@ -63,7 +63,7 @@ class _Declared(NamedTuple):
             size // kv_repeats if axis == KV_HEADS else size
             for axis, size in zip(self.axes[self.has_experts :], self.shape[self.has_experts :], strict=True)
         ]
-        sizes = dict(zip(ours.split(), once, strict=True))
+        sizes = {"1": 1, **dict(zip(ours.split(), once, strict=True))}
         return tuple(prod(sizes[axis] for axis in group.strip("()").split()) for group in split_axes(theirs))
 
 
@@ -320,7 +320,7 @@ class ModelSpecs:
             needed = (*TOWERS, *AUDIO_TOWERS) if hears else TOWERS
             ignored = tuple(pattern for pattern in ignored if pattern not in needed)
             ignored += self.encoder.ignored_tensors
-        return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight",))
+        return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight", "*lm_head.bias"))
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
         """Return a spec per parameter path.

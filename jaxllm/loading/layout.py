@@ -32,9 +32,10 @@ class Layout:
 
 
 def parse_layout(text: str) -> Layout:
-    """Parse "(n h) d -> d n h". Raises ValueError unless both sides have the same letters."""
+    """Parse "(n h) d -> d n h". Raises ValueError unless both sides have the same letters, besides `1` on the left."""
     theirs, arrow, ours = text.partition("->")
-    layout = Layout(tuple(re.sub(r"[()]", " ", theirs).split()), tuple(ours.split()))
+    letters_of_theirs = (letter for letter in re.sub(r"[()]", " ", theirs).split() if letter != "1")
+    layout = Layout(tuple(letters_of_theirs), tuple(ours.split()))
     letters = set(layout.ours)
     if not arrow or letters != set(layout.theirs) or not len(letters) == len(layout.ours) == len(layout.theirs):
         raise ValueError(f"the layout {text!r} does not take the axes of one tensor to another order")

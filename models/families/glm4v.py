@@ -17,26 +17,16 @@ from ..config import HIDDEN_ACTS, ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, read_mapping
 from ..layers import ACTIVATIONS, GatedMLP, LayerNorm, declare, linear
-from ..names import Fused, Prefixes, TensorName
+from ..names import Prefixes, TensorName
 from ..reading import is_tied_wrapper, read_decoder, read_rope, read_rope_settings, read_text_config
 from ..towers.frame import RowProjector, TowerFrame, multiply_flat
 from ..towers.reading import read_axial_theta, read_side, read_square, read_tower, read_vision
 from ..towers.settings import DenseSettings, NormSettings, Projector, TowerSettings
+from .glm4 import GLM4_NAMES
 from .glm4_moe import GLM4_MOE
-from .llama import LLAMA_NAMES
 from .qwen_moe import FUSED_EXPERTS
 from .qwen_vl import GATED_MLP_NAMES, QWEN_VIT_NAMES, with_plain_rope, with_three_positions
 
-_GATE_UP = Fused(("gate", "up"))
-_GLM4_NAMES = MappingProxyType(
-    {
-        **LLAMA_NAMES,
-        "layers.post_attn_norm.scale": TensorName("{body}layers.{l}.post_self_attn_layernorm.weight", "d -> d"),
-        "layers.post_mlp_norm.scale": TensorName("{body}layers.{l}.post_mlp_layernorm.weight", "d -> d"),
-        "layers.mlp.gate": TensorName("{body}layers.{l}.mlp.gate_up_proj.weight", "f d -> f d", _GATE_UP),
-        "layers.mlp.up": TensorName("{body}layers.{l}.mlp.gate_up_proj.weight", "f d -> f d", _GATE_UP),
-    }
-)
 # In GLM-4.6V with experts, which the correction tells, layers without them have GLM-4.5's names. HF stores all experts
 # of a layer together there.
 _GLM45_NAMES = MappingProxyType(
@@ -208,10 +198,10 @@ _WRAPPER: dict[str, Any] = {"is_wrapper": True, "vision": GLM_TOWER}
 # The multi-token-prediction layer, which comes last.
 _LEFT_OUT = ("*layers.{after}.*",)
 FAMILIES = {
-    "Glm4vForConditionalGeneration": Family(config_from_hf=_glm4v_config, names=_GLM4_NAMES, **_WRAPPER),
+    "Glm4vForConditionalGeneration": Family(config_from_hf=_glm4v_config, names=GLM4_NAMES, **_WRAPPER),
     "Glm46VForConditionalGeneration": Family(
         config_from_hf=_glm46v_config,
-        names=MappingProxyType({**GLM4_MOE.names, **_GLM4_NAMES}),
+        names=MappingProxyType({**GLM4_MOE.names, **GLM4_NAMES}),
         other_names=(MappingProxyType({**_GLM45_NAMES, **FUSED_EXPERTS}), _GLM45_NAMES),
         leaves_out=_LEFT_OUT,
         **_WRAPPER,

@@ -1,4 +1,7 @@
-"""Granite 4: layers of Mamba-2 and a few of attention, or attention alone, with factors on what layers add."""
+"""Granite: Llama with factors on scores, embeddings, logits and what layers add; some have experts, with a shared one.
+
+Granite 4 has layers of Mamba-2 and a few of attention, or attention alone.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def _shared_names(mlp: str) -> dict[str, TensorName]:
 
 
 # All experts are one tensor.
-_GRANITE_HYBRID_NAMES = MappingProxyType(
+_GRANITE_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         **scan_names("{body}layers.{l}.mamba."),
@@ -65,7 +68,7 @@ def _granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
     is_rotated = hf.get("position_embedding_type") is not None and (
         read_choice(hf, "position_embedding_type", ("rope", "nope"), "nope") == "rope"
     )
-    scan, bias = _read_scan(hf), read_bool(hf, "attention_bias")
+    scan = _read_scan(hf)
     has_state = [kind == "linear_attention" for kind in _read_layer_types(hf)]
     if all(has_state):
         raise ValueError("layer_types has no layer of attention, which is not supported")
@@ -73,18 +76,41 @@ def _granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
         hf,
         architecture="GraniteMoeHybridForCausalLM",
         intermediate_size=read_int(hf, "shared_intermediate_size"),
-        embed_scale=read_float(hf, "embedding_multiplier", 1.0),
-        logits_divisor=read_float(hf, "logits_scaling", 1.0),
-        residual_scale=read_float(hf, "residual_multiplier", 1.0),
-        scale=read_float(hf, "attention_multiplier", 1.0),
-        qkv_bias=bias,
-        o_bias=bias,
         moe=_read_experts(hf),
+        **_read_factors(hf),
         layers={
             "state": [scan if each else None for each in has_state],
             "rope": [0 if is_rotated and not each else None for each in has_state],
         },
     )
+
+
+def _granite_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Granite 3 config.json."""
+    return read_decoder(hf, architecture="GraniteForCausalLM", mlp_bias=read_bool(hf, "mlp_bias"), **_read_factors(hf))
+
+
+def _granite_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read the config.json of a Granite 3 with experts."""
+    hf = DEFAULTS | {"shared_intermediate_size": 0} | dict(hf)
+    moe = _read_experts(hf)
+    if moe is None:
+        raise ValueError("num_local_experts is 0, expected at least 1")
+    architecture = "GraniteMoeSharedForCausalLM" if moe.shared_size else "GraniteMoeForCausalLM"
+    return read_decoder(hf, architecture=architecture, moe=moe, **_read_factors(hf))
+
+
+def _read_factors(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the factors, and whether attention has biases."""
+    bias = read_bool(hf, "attention_bias")
+    return {
+        "embed_scale": read_float(hf, "embedding_multiplier", 1.0),
+        "logits_divisor": read_float(hf, "logits_scaling", 1.0),
+        "residual_scale": read_float(hf, "residual_multiplier", 1.0),
+        "scale": read_float(hf, "attention_multiplier", 1.0),
+        "qkv_bias": bias,
+        "o_bias": bias,
+    }
 
 
 def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
@@ -122,8 +148,14 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec | None:
         intermediate_size=read_int(hf, "intermediate_size", 11_008),
         # This is the softmax over the logits of the chosen experts.
         normalizes=True,
-        shared_size=read_int(hf, "shared_intermediate_size"),
+        shared_size=read_int(hf, "shared_intermediate_size", minimum=0) or None,
     )
 
 
-FAMILIES = {"GraniteMoeHybridForCausalLM": Family(config_from_hf=_granite_hybrid_config, names=_GRANITE_HYBRID_NAMES)}
+_GRANITE_MOE = Family(config_from_hf=_granite_moe_config, names=_GRANITE_NAMES)
+FAMILIES = {
+    "GraniteForCausalLM": Family(config_from_hf=_granite_config, names=LLAMA_NAMES),
+    "GraniteMoeForCausalLM": _GRANITE_MOE,
+    "GraniteMoeSharedForCausalLM": _GRANITE_MOE,
+    "GraniteMoeHybridForCausalLM": Family(config_from_hf=_granite_hybrid_config, names=_GRANITE_NAMES),
+}

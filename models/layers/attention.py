@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from ..config import LayerSpec, ModelConfig
 from ..loop import Heads
 from .linear import linear
-from .norm import HeadsNorm, RMSNorm, unit_norm
+from .norm import HeadsNorm, LayerNormByHead, make_norm, unit_norm
 from .params import Part, declare, declare_merged, split
 
 
@@ -41,10 +41,13 @@ class Attention(nnx.Module):
         if spec.qk_norm and spec.qk_norm_all_heads:
             self.q_norm = HeadsNorm(n, h, "heads", cfg, dtype)
             self.k_norm = HeadsNorm(k, h, "kv_heads", cfg, dtype)
+        elif spec.qk_norm and spec.qk_norm_by_head:
+            self.q_norm = LayerNormByHead(n, h, "heads", cfg, dtype)
+            self.k_norm = LayerNormByHead(k, h, "kv_heads", cfg, dtype)
         elif spec.qk_norm:
-            self.q_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
+            self.q_norm = make_norm(h, "head_dim", cfg, dtype, rotates=True)
             if not spec.borrows_kv:
-                self.k_norm = RMSNorm(h, "head_dim", cfg, dtype, rotates=True)
+                self.k_norm = make_norm(h, "head_dim", cfg, dtype, rotates=True)
 
     def project(self, x_td: Array) -> Heads:
         """Return queries, keys and values, not yet rotated; queries alone if the layer borrows keys and values."""
@@ -55,8 +58,10 @@ class Attention(nnx.Module):
             parts = [x + biases[part] if part in biases else x for part, x in zip(self.heads, parts, strict=True)]
         q_tnh, *keys_values = parts
         gate_tnh = keys_values.pop() if self.spec.output_gate else None
+        rotated = self.spec.norms_rotated
         if self.spec.qk_norm:
-            q_tnh = self.q_norm(q_tnh)
+            # Turning a head does not change its root mean square.
+            q_tnh = unit_norm(q_tnh, self.eps) if rotated else self.q_norm(q_tnh)
         if self.spec.qk_unit_norm is not None:
             q_tnh = unit_norm(q_tnh, self.spec.qk_unit_norm)
         sinks_n = self.sinks[...] if self.spec.sinks else None
@@ -64,12 +69,13 @@ class Attention(nnx.Module):
             return Heads(q_tnh, None, None, sinks_n, gate_tnh)
         k_tkh, v_tkh = keys_values[0], keys_values[-1]
         if self.spec.qk_norm:
-            k_tkh = self.k_norm(k_tkh)
+            k_tkh = unit_norm(k_tkh, self.eps) if rotated else self.k_norm(k_tkh)
         if self.spec.qk_unit_norm is not None:
             k_tkh = unit_norm(k_tkh, self.spec.qk_unit_norm)
         if self.spec.v_norm:
             v_tkh = unit_norm(v_tkh, self.eps)
-        return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh)
+        scales_2h = (self.q_norm.scale[...], self.k_norm.scale[...]) if rotated else None
+        return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh, scales_2h)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""

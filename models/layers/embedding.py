@@ -19,11 +19,15 @@ def soft_cap(x: Array, cap: float | None) -> Array:
 
 
 class Embedding(nnx.Module):
-    """A [v, d] matrix that embeds tokens, or computes logits of hidden states, or both; d is the model's by default."""
+    """A [v, d] matrix that embeds tokens, or computes logits of hidden states, or both; d is the model's by default.
 
-    def __init__(self, cfg: ModelConfig, dtype: DTypeLike, size: int | None = None) -> None:
+    With `has_bias`, logits have a bias.
+    """
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike, size: int | None = None, *, has_bias: bool = False) -> None:
         size = size or cfg.embed_size or cfg.hidden_size
         self.table = declare((cfg.vocab_size, size), ("vocab", "embed"), dtype, 1)
+        self.bias = declare((cfg.vocab_size,), ("vocab",), dtype) if has_bias else None
         self.dtype = dtype
 
     def embed(self, token_ids_t: Array, scale: float) -> Array:
@@ -33,4 +37,5 @@ class Embedding(nnx.Module):
 
     def logits(self, hidden_sd: Array) -> Array:
         """Return float32 logits [s, v]."""
-        return linear(hidden_sd, self.table, jnp.float32)
+        logits_sv = linear(hidden_sd, self.table, jnp.float32)
+        return logits_sv if self.bias is None else logits_sv + self.bias[...].astype(jnp.float32)

@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 from ..config import ModelConfig
 from ..inputs import TokenBatch
 from .embedding import Embedding
-from .norm import LayerNorm, RMSNorm
+from .norm import LayerNorm, make_norm
 from .params import declare
 
 
@@ -18,10 +18,10 @@ class Frame(nnx.Module):
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         self.embed = Embedding(cfg, dtype)
-        self.final_norm = RMSNorm(cfg.hidden_size, "embed", cfg, dtype)
+        self.final_norm = make_norm(cfg.hidden_size, "embed", cfg, dtype)
         self.embed_scale, self.tied = cfg.embed_scale, cfg.tie_word_embeddings
         if not cfg.tie_word_embeddings:
-            self.lm_head = Embedding(cfg, dtype)
+            self.lm_head = Embedding(cfg, dtype, has_bias=cfg.head_bias)
 
     def start(self, tokens: TokenBatch) -> Array:
         """Return the stream [t, d] that goes into the first layer."""

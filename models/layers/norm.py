@@ -27,9 +27,9 @@ def unit_norm(x: Array, eps: float) -> Array:
 class LayerNorm(nnx.Module):
     """Norm by mean and variance over the last axis, with a bias or without, computed in float32."""
 
-    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.scale = declare((size,), (axis,), dtype)
-        self.bias = declare((size,), (axis,), dtype) if cfg.norm_bias else None
+    def __init__(self, size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, rotates: bool = False) -> None:
+        self.scale = declare((size,), (axis,), dtype, rotates=rotates)
+        self.bias = declare((size,), (axis,), dtype, rotates=rotates) if cfg.norm_bias else None
         self.eps = cfg.norm_eps
         self.offset = cfg.norm_offset
 
@@ -77,6 +77,13 @@ class RMSNorm(nnx.Module):
         return (normed * scale.reshape((1,) * (x.ndim - 1) + (-1,))).astype(x.dtype)
 
 
+def make_norm(
+    size: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, rotates: bool = False
+) -> LayerNorm | RMSNorm:
+    """Return a norm of the kind that the model has."""
+    return (LayerNorm if cfg.layer_norms else RMSNorm)(size, axis, cfg, dtype, rotates=rotates)
+
+
 class HeadsNorm(RMSNorm):
     """Root-mean-square norm over all heads of a token together."""
 
@@ -87,3 +94,17 @@ class HeadsNorm(RMSNorm):
     def __call__(self, x: Array) -> Array:
         """Normalise [t, heads, head_dim]; kv heads that all repeat equally often do not change the mean."""
         return super().__call__(x.reshape(x.shape[0], -1)).reshape(x.shape)
+
+
+class LayerNormByHead(nnx.Module):
+    """LayerNorm of single heads without a bias; each head has scales of its own."""
+
+    def __init__(self, num_heads: int, head_dim: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        self.scale = declare((num_heads, head_dim), (axis, "head_dim"), dtype, rotates=True)
+        self.eps = cfg.norm_eps
+
+    def __call__(self, x: Array) -> Array:
+        """Normalise [t, heads, head_dim]; the shape and dtype stay."""
+        x32 = x.astype(jnp.float32)
+        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        return (unit_norm(centered, self.eps) * self.scale[...].astype(jnp.float32)[None]).astype(x.dtype)

@@ -45,9 +45,23 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 SMALL: dict[str, Any] = dict(SIZES, hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1)
+# Heads that are together as wide as the stream, in families that cannot have others.
+OWN_HEADS: dict[str, Any] = {name: size for name, size in SMALL.items() if name != "head_dim"}
+NEOX: dict[str, Any] = {name: size for name, size in OWN_HEADS.items() if name != "num_key_value_heads"}
+SCALED: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+ALPHA: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": 1000.0, "factor": 1.0}
+}
 MOE: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 3}
 LATENT: dict[str, Any] = {
-    **{name: size for name, size in SMALL.items() if name != "head_dim"},
+    **OWN_HEADS,
     "num_key_value_heads": SMALL["num_attention_heads"],
     "kv_lora_rank": 32,
     "q_lora_rank": 16,
@@ -67,18 +81,21 @@ DELTA: dict[str, Any] = dict(
     linear_value_head_dim=16,
 )
 # Layers of Mamba-2, with fewer groups than heads.
+FACTORS: dict[str, Any] = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 1.5,
+}
 GRANITE: dict[str, Any] = dict(
-    {name: size for name, size in SMALL.items() if name != "head_dim"},
+    OWN_HEADS,
+    **FACTORS,
     num_hidden_layers=4,
     mamba_n_heads=4,
     mamba_n_groups=2,
     mamba_d_state=16,
     mamba_chunk_size=16,
     shared_intermediate_size=24,
-    embedding_multiplier=3.0,
-    attention_multiplier=0.4,
-    residual_multiplier=0.7,
-    logits_scaling=1.5,
 )
 NEMOTRON: dict[str, Any] = dict(
     {name: size for name, size in SMALL.items() if name != "num_hidden_layers"},
@@ -248,9 +265,8 @@ def llava() -> Any:
 
 def internvl() -> Any:
     """Return an InternVL config; its vision tower is as small as it gets."""
-    text = {name: size for name, size in SMALL.items() if name != "head_dim"}
     return transformers.InternVLConfig(
-        text_config=text | {"model_type": "qwen2"},
+        text_config=OWN_HEADS | {"model_type": "qwen2"},
         vision_config=VISION | {"image_size": [4, 4], "patch_size": [2, 2]},
         image_token_id=3,
     )
@@ -635,10 +651,90 @@ CASES = {
     "gemma4_dense": Case("Gemma4ForCausalLM", gemma4_text),
     "gemma4_moe": Case("Gemma4ForCausalLM", gemma4_moe),
     "gemma4_e2b": Case("Gemma4ForConditionalGeneration", gemma4_e2b),
+    "seed_oss": Case("SeedOssForCausalLM", lambda: transformers.SeedOssConfig(**SMALL)),
+    "gemma": Case("GemmaForCausalLM", lambda: transformers.GemmaConfig(**SMALL)),
+    "phi": Case("PhiForCausalLM", lambda: transformers.PhiConfig(**SMALL, qk_layernorm=True)),
+    "stablelm": Case("StableLmForCausalLM", lambda: transformers.StableLmConfig(**OWN_HEADS, use_qkv_bias=True)),
+    "stablelm_parallel": Case(
+        "StableLmForCausalLM",
+        lambda: transformers.StableLmConfig(**OWN_HEADS, use_parallel_residual=True, partial_rotary_factor=0.5),
+    ),
+    "gpt_neox": Case("GPTNeoXForCausalLM", lambda: transformers.GPTNeoXConfig(**NEOX)),
+    "gpt_neox_sequential": Case(
+        "GPTNeoXForCausalLM",
+        lambda: transformers.GPTNeoXConfig(**NEOX, use_parallel_residual=False, rotary_pct=1.0, attention_bias=False),
+    ),
+    "starcoder2": Case("Starcoder2ForCausalLM", lambda: transformers.Starcoder2Config(**SMALL, sliding_window=24)),
+    "glm": Case("GlmForCausalLM", lambda: transformers.GlmConfig(**SMALL, attention_bias=False)),
+    "glm4": Case("Glm4ForCausalLM", lambda: transformers.Glm4Config(**SMALL)),
+    "exaone4": Case(
+        "Exaone4ForCausalLM",
+        lambda: transformers.Exaone4Config(
+            **SMALL | {"num_hidden_layers": 3}, sliding_window=24, sliding_window_pattern=2
+        ),
+    ),
+    "cohere": Case(
+        "CohereForCausalLM",
+        lambda: transformers.CohereConfig(**OWN_HEADS, use_qk_norm=True, attention_bias=True, logit_scale=0.25),
+    ),
+    "cohere2": Case(
+        "Cohere2ForCausalLM",
+        lambda: transformers.Cohere2Config(
+            **OWN_HEADS | {"num_hidden_layers": 3}, sliding_window=24, sliding_window_pattern=2, logit_scale=0.25
+        ),
+    ),
+    "apertus": Case("ApertusForCausalLM", lambda: transformers.ApertusConfig(**SMALL, rope_parameters=SCALED)),
+    "arcee": Case("ArceeForCausalLM", lambda: transformers.ArceeConfig(**SMALL, mlp_bias=True)),
+    "olmoe": Case(
+        "OlmoeForCausalLM",
+        lambda: transformers.OlmoeConfig(**OWN_HEADS | {"intermediate_size": 16}, num_experts=8, num_experts_per_tok=3),
+    ),
+    "ernie4_5": Case("Ernie4_5ForCausalLM", lambda: transformers.Ernie4_5Config(**SMALL, use_bias=True)),
+    "ernie4_5_moe": Case(
+        "Ernie4_5_MoeForCausalLM",
+        lambda: transformers.Ernie4_5_MoeConfig(
+            **OWN_HEADS, moe_intermediate_size=16, moe_num_experts=8, moe_k=3, moe_num_shared_experts=2
+        ),
+    ),
+    "internlm3": Case(
+        "LlamaForCausalLM",
+        lambda: transformers.InternLM3Config(**SMALL, attention_bias=True, mlp_bias=True),
+    ),
+    "hunyuan": Case("HunYuanDenseV1ForCausalLM", lambda: transformers.HunYuanDenseV1Config(**SMALL, **ALPHA)),
+    "hunyuan_moe": Case(
+        "HunYuanMoEV1ForCausalLM",
+        lambda: transformers.HunYuanMoEV1Config(
+            **SMALL | {"intermediate_size": 16}, num_experts=8, moe_topk=[3, 2], attention_bias=True
+        ),
+    ),
+    "afmoe": Case(
+        "AfmoeForCausalLM",
+        lambda: transformers.AfmoeConfig(
+            **SMALL | {"num_hidden_layers": 3},
+            **MOE,
+            num_dense_layers=1,
+            num_experts=8,
+            num_shared_experts=2,
+            route_scale=1.5,
+            global_attn_every_n_layers=3,
+            sliding_window=24,
+            mup_enabled=True,
+        ),
+    ),
+    "granite": Case(
+        "GraniteForCausalLM",
+        lambda: transformers.GraniteConfig(**OWN_HEADS, **FACTORS, attention_bias=True, mlp_bias=True),
+    ),
+    "granite_moe": Case(
+        "GraniteMoeForCausalLM",
+        lambda: transformers.GraniteMoeConfig(
+            **OWN_HEADS | {"intermediate_size": 16}, **FACTORS, num_local_experts=8, num_experts_per_tok=3
+        ),
+    ),
 }
 
 
-WITH_NORM_OFFSET = ("gemma2", "gemma3", "gemma3_multimodal", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+WITH_NORM_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_multimodal", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 """Cases with norms that add 1 to their scales."""
 
 
@@ -647,6 +743,12 @@ def store_as_published(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     turned = {name: each.mT.contiguous() if ".experts." in name else each for name, each in tensors.items()}
     save_file(turned, folder / "model.safetensors", {"format": "pt"})
+
+
+def name_as_published(folder: Path) -> None:
+    """Name the architecture of a saved InternLM 3, which HF saves as a Llama."""
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("LlamaForCausalLM", "InternLM3ForCausalLM"))
 
 
 def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: bool) -> None:
@@ -731,6 +833,8 @@ def make(name: str, case: Case, folder: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(folder)
         if name == "qwen3_vl_moe":
             store_as_published(folder)
+        if name == "internlm3":
+            name_as_published(folder)
         arrays, doubt = golden(folder, model_class)
         gap = smallest_gap(arrays)
         if gap > MIN_GAP and (doubt < MAX_DOUBT or "rope" in name):

@@ -14,7 +14,7 @@ from tests.architecture.sources import ROOT
 
 INDEX, README = "docs/README.md", "README.md"
 MAX_README_LINES = 250
-OF_THE_READER = {"jaxllm/NAME", "tests/data/tiny/arcee"}
+OF_THE_READER = {"jaxllm/NAME"}
 """Names in examples that look like paths of the repository."""
 
 

@@ -63,6 +63,9 @@ FAMILIES = {
     "granite4": 2,  # state spaces, whose heads share groups; a shared expert
     "nemotron3": 2,  # layers of one part, experts of latents
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
+    "phi": 2,  # LayerNorms, attention beside the MLP, a bias of the head
+    "cohere": 2,  # norms with scales of each head
+    "hunyuan_moe": 2,  # norms after the rotation
 }
 """Tiny checkpoints, with a vocabulary of one tile, and the number of devices that they run on."""
 DEALT = {

@@ -199,6 +199,7 @@ def test_cpu_parameters_are_not_copied():
         ("(a b) c -> c a b", "abc->cab"),
         ("a (b c) -> b c a", "abc->bca"),
         ("(a b) c -> b a c", "abc->bac"),
+        ("1 a -> a", "a->a"),
     ],
 )
 def test_layouts(layout: str, einsum: str):

@@ -57,7 +57,7 @@ def to_ours(layout: str, shape: tuple[int, ...], tensor: np.ndarray) -> np.ndarr
     """Apply a layout such as "(n h) d -> d n h", giving an array of `shape`."""
     theirs, ours = layout.replace("(", "").replace(")", "").split("->")
     sizes = dict(zip(ours.split(), shape, strict=True))
-    axes = theirs.split()
+    axes = [axis for axis in theirs.split() if axis != "1"]
     return tensor.reshape([sizes[axis] for axis in axes]).transpose([axes.index(axis) for axis in ours.split()])
 
 

@@ -22,7 +22,7 @@ from jaxllm.models.families.llama import LLAMA
         ("Gemma3nForCausalLM", "Gemma3ForCausalLM"),
         ("MllamaForConditionalGeneration", "LlamaForCausalLM"),
         ("AlbertModel", "BertModel"),
-        ("Phi4Model", "Phi3ForCausalLM"),
+        ("Phi4Model", "PhiForCausalLM"),
     ],
 )
 def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str) -> None:
