@@ -4,7 +4,9 @@
 
 `scripts/peers.sh DIR hf` makes the environment. espeak-ng speaks the clips, in five languages; `--sounds en:FILE ...`
 adds others. Greedy tokens must be equal, with and without timestamps, and log-probabilities within 1e-4; the clips of a
-sound of five minutes must give HF's tokens one by one. Clips at once, alone, and preempted must give the same bits.
+sound of five minutes must give HF's tokens one by one. Clips at once, alone, and preempted must give the same bits. The
+words of the clips must be HF's, and their times within 20 ms. HF runs on one thread, since its threads wait for one
+another when other programs run.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ from peers.worker import BenchmarkError, Worker
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.media.audio.clips import split_clips
+from jaxllm.speech.tokens import SpeechTokens
+from jaxllm.speech.words import find_words, time_tokens
 
 NUM_CLIPS, LONG_SECONDS = 30, 300.0
 MOST_DIFFERENCE = 1e-4
 """How far a log-probability may be from HF's."""
+MOST_SECONDS = 0.02
+"""How far the time of a word may be from HF's."""
 KINDS = ("text", "timestamps")
 
 
@@ -57,10 +63,11 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
     clips += [added(folder, *sound.split(":", 1)) for sound in args.sounds]
     long = spoken(folder / "long.npy", 70.0 if args.quick else LONG_SECONDS)
     parts = [_part(folder, index, part) for index, part in enumerate(split_clips(long.samples(), RATE))]
-    settings = {"model": str(model), "dtype": "float32", "attention": "eager"}
+    settings = {"model": str(model), "dtype": "float32", "attention": "eager", "threads": 1}
     with Worker("speech_hf", args.hf_python, settings, folder / "hf") as hf:
         expected = {kind: _tokens(hf, clips, kind) for kind in KINDS}
         of_parts = {kind: _tokens(hf, parts, kind) for kind in KINDS}
+        words = hf.call("words", [str(clip.file) for clip in clips], [clip.language for clip in clips]).value
         versions = hf.call("versions").value
     report: dict[str, Any] = {
         "clips": len(clips),
@@ -76,6 +83,7 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
         report |= {f"{kind}: {name}": value for name, value in _differences(outputs[kind], expected[kind]).items()}
         of_long = _differences(_run(llm, parts, of_parts[kind]), of_parts[kind])
         report |= {f"{kind}, long: {name}": value for name, value in of_long.items()}
+    report |= _words(llm, clips, expected["timestamps"], words)
     kind = KINDS[0]
     alone = [_run(llm, [clip], [one])[0] for clip, one in zip(clips, expected[kind], strict=True)]
     report["alone: equal bits"] = sum(a == b for a, b in zip(alone, outputs[kind], strict=True))
@@ -127,12 +135,32 @@ def _differences(outputs: Sequence[tuple[list[int], list[float]]], expected: Seq
     return {"equal": len(equal), "of": len(outputs), "difference": float(max(gaps, default=0.0))}
 
 
+def _words(
+    llm: LLM, clips: Sequence[Sound], expected: Sequence[Any], of_hf: Sequence[Sequence[Any]]
+) -> Mapping[str, Any]:
+    """Return how many clips have HF's words, of how many words, and how far their times are from HF's."""
+    tokens = SpeechTokens.of(llm.llm_engine.front.require_tokenizer(), llm.llm_engine.front.ready.vocab_size)
+    num_equal, num_words, gap = 0, 0, 0.0
+    for clip, (prompt, ids, _), theirs in zip(clips, expected, of_hf, strict=True):
+        audio: Any = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": (clip.samples(), RATE)}}
+        timed = time_tokens(ids, llm.llm_engine.align(audio, ids))
+        text = [token for token in timed if token.token_id < tokens.end]
+        ours = find_words(text, tokens.text, clip.language)
+        if [word.word.strip() for word in ours] == [word.strip() for word, *_ in theirs]:
+            num_equal += 1
+            num_words += len(ours)
+            pairs = [(word.start - start, word.end - end) for word, (_, start, end) in zip(ours, theirs, strict=True)]
+            gap = max(gap, float(np.abs(pairs).max(initial=0.0)))
+    return {"words: equal": num_equal, "words: number": num_words, "words: seconds apart": round(gap, 4)}
+
+
 def _passed(report: Mapping[str, Any]) -> bool:
     kinds = [f"{kind}{part}" for kind in KINDS for part in ("", ", long")]
     tokens = all(report[f"{name}: equal"] == report[f"{name}: of"] for name in kinds)
     close = all(report[f"{name}: difference"] <= MOST_DIFFERENCE for name in kinds)
     bits = report["alone: equal bits"] == report["preempted: equal bits"] == report["clips"]
-    return tokens and close and bits and report["preemptions"] > 0
+    words = report["words: equal"] == report["clips"] and report["words: seconds apart"] <= MOST_SECONDS + 1e-6
+    return tokens and close and bits and words and report["preemptions"] > 0
 
 
 if __name__ == "__main__":

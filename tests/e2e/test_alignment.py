@@ -24,6 +24,8 @@ from tests.models.whisper_cases import Golden, read_case, save_checkpoint
 from tests.quick_engine import quick_compile
 
 __all__ = ["quick_compile"]
+pytestmark = pytest.mark.families
+
 DATA = Path(__file__).parents[1] / "data" / "alignment"
 LIMITS: dict[str, Any] = {
     "dtype": "float32",

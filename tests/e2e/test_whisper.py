@@ -19,6 +19,8 @@ from tests.quick_engine import quick_compile
 from tests.sampling.transcripts import ruled
 
 __all__ = ["quick_compile"]
+pytestmark = pytest.mark.families
+
 TOLERANCE = 1e-4
 PARAMS = SamplingParams(temperature=0, max_tokens=12, logprobs=1, ignore_eos=True)
 
