@@ -41,10 +41,12 @@ class Prefixes(NamedTuple):
 
 DECODER_PREFIXES = Prefixes("model.", "")
 NO_PREFIXES = Prefixes("", "")
-# A multimodal wrapper's text part: on the hub, in later versions of HF, in Idefics 3, and beside the other parts.
+# A multimodal wrapper's text part: on the hub, in later versions of HF, in Idefics 3, in Qwen3-ASR on the hub, and
+# beside the other parts.
 WRAPPER_PREFIXES = (
     Prefixes("language_model.model.", "language_model."),
     Prefixes("model.language_model.", ""),
     Prefixes("model.text_model.", ""),
+    Prefixes("thinker.model.", "thinker."),
     DECODER_PREFIXES,
 )

@@ -178,13 +178,13 @@ def is_tied_wrapper(hf: Mapping[str, Any], text: Mapping[str, Any]) -> bool:
     return read_bool(hf, "tie_word_embeddings", read_bool(text, "tie_word_embeddings"))
 
 
-def read_text_config(hf: Mapping[str, Any], model_type: str) -> Mapping[str, Any]:
-    """Return the text part of a multimodal config.json, which must be of one type."""
+def read_text_config(hf: Mapping[str, Any], *model_types: str) -> Mapping[str, Any]:
+    """Return the text part of a multimodal config.json, which must be of these types; the first if it has none."""
     text = read_mapping(hf, "text_config")
     if not text:
         raise ValueError("text_config is missing")
-    if text.get("model_type", model_type) != model_type:
-        raise ValueError(f"text_config's model_type is {text['model_type']!r}; only {model_type} is supported")
+    if text.get("model_type", model_types[0]) not in model_types:
+        raise ValueError(f"text_config's model_type is {text['model_type']!r}; only {model_types[0]} is supported")
     return text
 
 

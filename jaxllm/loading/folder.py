@@ -154,6 +154,8 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
     if not path.is_file():
         raise model_error("there is no config.json, so this is not a model in the Hugging Face form", source)
     config = read_json(path, source)
+    if config.get("model_type") == "qwen3_asr" and isinstance(parts := config.pop("thinker_config", None), dict):
+        config = parts | config  # the hub's form becomes HF's
     beside = folder / QUANTIZATION_NAME
     if name == CONFIG_NAME and not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = {"quant_method": "modelopt"} | read_json(beside, source)

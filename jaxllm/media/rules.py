@@ -30,6 +30,14 @@ class Clips:
     """The silence that fills up a clip is heard; else what follows the sound is left out."""
     are_apart: bool = False
     """Loudness is relative to the loudest moment of the clip, not of the whole sound."""
+    end_in_zeros: bool = False
+    """No silence follows the sound: a clip that is not whole has the columns of the sound alone."""
+    chunk: int = 0
+    """The columns that the tower hears at once, which become a frame for every eight; 0 if two are a frame."""
+    columns: int = 0
+    """The columns of a clip; 0 if the settings of the feature extractor say it."""
+    least_samples: int = 0
+    """Silence fills up shorter sounds."""
 
 
 @dataclass(frozen=True)
@@ -403,6 +411,26 @@ def _glm_asr(_: Mapping[str, Any]) -> Rule:
     return Rule(tokens, tokens, lambda shape: [math.ceil(shape.size[1] / FRAME_SAMPLES) // 4], _alone, clips=clips)
 
 
+def _qwen3_asr(config: Mapping[str, Any]) -> Rule:
+    """A row is a frame. A clip has four of the tower's windows of attention."""
+    tokens, audio = {"audio": "<|audio_pad|>"}, config.get("audio_config", {})
+    chunk, columns = 2 * audio.get("n_window", 50), 4 * audio.get("n_window_infer", 800)
+    clips = Clips(are_several=True, end_in_zeros=True, chunk=chunk, columns=columns, least_samples=8000)
+    return Rule(tokens, tokens, lambda shape: [shape.num_patches], _alone, clips=clips)
+
+
+def _ultravox(config: Mapping[str, Any]) -> Rule:
+    """A row is eight frames, or as many as the config says; those of a clip's last row may be fewer."""
+    group = config.get("stack_factor", 8)
+    clips = Clips(are_several=True, end_in_zeros=True, least_samples=2 * 160)
+
+    def pieces(shape: ItemShape) -> Pieces:
+        return [sum(math.ceil(width / group) for _, _, width in shape.grids)]
+
+    # The placeholder need not be a token. What stands for a row is one that texts of Llama 3 never have.
+    return Rule({"audio": "<|audio|>"}, {"audio": "<|reserved_special_token_0|>"}, pieces, _alone, clips=clips)
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
@@ -424,8 +452,10 @@ _RULES: dict[str, Callable[[Mapping[str, Any]], Rule]] = {
     "qwen2_vl": _qwen2,
     "qwen3_5": _qwen3,
     "qwen3_5_moe": _qwen3,
+    "qwen3_asr": _qwen3_asr,
     "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3,
     "smolvlm": _smolvlm,
+    "ultravox": _ultravox,
     "voxtral": _voxtral,
 }

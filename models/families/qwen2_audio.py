@@ -7,6 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from flax import nnx
+
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_int, read_mapping, require
@@ -71,11 +73,14 @@ def read_encoder(
     return read_tower(audio, architecture, tower, norm_eps=NORM.eps, **biases)
 
 
-def read_audio(hf: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """Return a wrapper's `audio_config`, which must be of one type, with the keys of other encoders for Whisper's."""
+def read_audio(hf: Mapping[str, Any], *model_types: str) -> dict[str, Any]:
+    """Return a wrapper's `audio_config`, which must be of these types, with the keys of other encoders for Whisper's.
+
+    The first type is that of a config without one.
+    """
     audio = read_mapping(hf, AUDIO)
-    if audio.get("model_type", model_type) != model_type:
-        raise ValueError(f"audio_config's model_type is {audio['model_type']!r}; only {model_type} is supported")
+    if audio.get("model_type", model_types[0]) not in model_types:
+        raise ValueError(f"audio_config's model_type is {audio['model_type']!r}; only {model_types[0]} is supported")
     return {_WHISPERS_KEYS.get(key, key): value for key, value in audio.items() if value is not None}
 
 
@@ -85,8 +90,12 @@ def encoder_names(norm: str, others: Mapping[str, TensorName]) -> Mapping[str, T
     return MappingProxyType({**moved, **others})
 
 
-AUDIO_PREFIXES = tuple(Prefixes(f"{model}audio_tower.", f"{model}multi_modal_projector.") for model in ("", "model."))
-"""The prefixes of tower and projector: on the hub, and in later versions of HF."""
+_PREFIXES = (
+    Prefixes("audio_tower.", "multi_modal_projector."),
+    Prefixes("model.audio_tower.", "model.multi_modal_projector."),
+    Prefixes("thinker.audio_tower.", "thinker.audio_tower."),
+)
+"""The prefixes of tower and projector: on the hub, in later versions of HF, and in Qwen3-ASR on the hub."""
 
 
 def hearing_family(
@@ -95,17 +104,19 @@ def hearing_family(
     text_defaults: Mapping[str, Any],
     tower: tuple[Callable[[Mapping[str, Any]], ModelConfig], Mapping[str, TensorName]],
     *,
-    text_type: str = "llama",
+    text_types: tuple[str, ...] = ("llama",),
     is_tied: bool = False,
+    frame: Callable[..., nnx.Module] = SoundFrame,
+    other_names: tuple[Mapping[str, TensorName], ...] = (),
 ) -> Mapping[str, Family]:
     """Return the entry of `FAMILIES` for a wrapper of a text model and a tower that hears.
 
     `text_defaults` has values for keys that `text_config` leaves out, and `is_tied` for the wrapper's own
-    `tie_word_embeddings`. The tower is the function that reads its config, and its names.
+    `tie_word_embeddings`. The tower is the function that reads its config, and its names; it may have `other_names`.
     """
 
     def read(hf: Mapping[str, Any]) -> ModelConfig:
-        of_text = {**text_defaults, **read_text_config(hf, text_type)}
+        of_text = {**text_defaults, **read_text_config(hf, *text_types)}
         tied = is_tied_wrapper({"tie_word_embeddings": is_tied} | dict(hf), of_text)
         return replace(text.config_from_hf(of_text), architecture=architecture, tie_word_embeddings=tied)
 
@@ -113,9 +124,10 @@ def hearing_family(
     hears = Family(
         config_from_hf=config_from_hf,
         names=names,
+        other_names=other_names,
         layer=GPTLayer,
-        frame=SoundFrame,
-        prefixes=AUDIO_PREFIXES,
+        frame=frame,
+        prefixes=_PREFIXES,
         marks=("conv1",),
         section=AUDIO,
     )
@@ -134,5 +146,5 @@ FAMILIES = hearing_family(
     QWEN2["Qwen2ForCausalLM"],
     _TEXT_DEFAULTS,
     (_encoder_config, _NAMES),
-    text_type="qwen2",
+    text_types=("qwen2",),
 )

@@ -31,17 +31,24 @@ def multiply_flat(x_pc: Array, weight: Array) -> Array:
 
 
 class _Dense(nnx.Module):
-    """A matmul, and the activation after it."""
+    """A matmul, the activation after it, and a norm after that."""
 
-    def __init__(self, settings: DenseSettings, num_inputs: int, dtype: DTypeLike) -> None:
+    def __init__(self, settings: DenseSettings, num_inputs: int, cfg: ModelConfig, dtype: DTypeLike) -> None:
         self.weight = declare((settings.size, num_inputs), ("embed", "embed"), dtype, 1)
         self.bias = declare((settings.size,), ("embed",), dtype) if settings.bias else None
-        self.act = settings.act
+        self.act, self.gated = settings.act, settings.gated
+        self.norm = make_norm(settings.norm, settings.num_outputs, cfg, dtype) if settings.norm else None
 
     def __call__(self, x_ri: Array) -> Array:
         """Return [r, outputs] of rows [r, inputs]."""
         x_ro = linear(x_ri, self.weight, bias=self.bias)
-        return x_ro if self.act is None else ACTIVATIONS[self.act](x_ro)
+        if self.gated:
+            assert self.act is not None
+            x_ro, gate_ro = jnp.split(x_ro, 2, axis=-1)
+            x_ro = ACTIVATIONS[self.act](gate_ro) * x_ro
+        elif self.act is not None:
+            x_ro = ACTIVATIONS[self.act](x_ro)
+        return x_ro if self.norm is None else self.norm(x_ro)
 
 
 class RowProjector(nnx.Module):
@@ -53,15 +60,15 @@ class RowProjector(nnx.Module):
         self.norm = make_norm(settings.norm, d, cfg, dtype) if settings.norm else None
         self.joined_norm = make_norm(settings.joined_norm, size, cfg, dtype) if settings.joined_norm else None
         self.names = [f"dense{number}" for number in range(len(settings.dense))]
-        sizes = [size, *(dense.size for dense in settings.dense)]
+        sizes = [size, *(dense.num_outputs for dense in settings.dense)]
         for name, dense, num_inputs in zip(self.names, settings.dense, sizes, strict=False):
-            setattr(self, name, _Dense(dense, num_inputs, dtype))
+            setattr(self, name, _Dense(dense, num_inputs, cfg, dtype))
 
     def gather(self, x_pd: Array, rows_rg: Array) -> Array:
         """Return the normed and joined hidden states of each row's patches, [r, g * d] or, if it is their mean,
         [r, d]."""
         normed_pd = x_pd if self.norm is None else self.norm(x_pd)
-        x_rgd = normed_pd[rows_rg]
+        x_rgd = normed_pd.at[rows_rg].get(mode="fill", fill_value=0)
         if self.join == "mean":
             return jnp.mean(x_rgd.astype(jnp.float32), axis=1).astype(x_pd.dtype)
         return (x_rgd.swapaxes(1, 2) if self.join == "channels" else x_rgd).reshape(len(rows_rg), -1)

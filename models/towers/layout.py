@@ -39,7 +39,7 @@ class PatchBatch(NamedTuple):
     the tower has windows."""
     ends_ap: np.ndarray | Array
     rows_rg: np.ndarray | Array
-    """The slots of the g patches of each row, int32, r = p // g."""
+    """The slots of the g patches of each row, int32, r = p // g. p stands for zeros in the place of a patch."""
     places_qk: np.ndarray | Array
     """The rows, r being the learned one, that are summed to each final row of an image in tiles, int32. k is 4; in
     other towers it is 0, and the rows are final."""
@@ -71,8 +71,14 @@ def count_final_rows(
 def count_outputs(settings: TowerSettings, num_slots: int) -> int:
     """Return the number of final rows, with those of padding, that a batch of `num_slots` gives."""
     # Each line of an image in tiles has one more row, and takes `side` patches at least before its padding goes.
-    num_rows = num_slots // settings.group
+    num_rows = _most_rows(settings, num_slots)
     return num_rows if settings.tiling is None else num_rows + num_slots // settings.side
+
+
+def _most_rows(settings: TowerSettings, num_slots: int) -> int:
+    """Return the most rows that the projector gives."""
+    fills = settings.sound is not None and settings.sound.ends_in_zeros
+    return math.ceil(num_slots / settings.group) if fills else num_slots // settings.group
 
 
 def count_slots(settings: TowerSettings, grids: Sequence[Grid]) -> int:
@@ -92,7 +98,7 @@ def empty_batch(settings: TowerSettings, num_slots: int, dtype: DTypeLike = np.f
         weights_pk=np.zeros((num_slots, num_places), np.float32),
         starts_ap=np.zeros((num_kinds, num_slots), np.int32),
         ends_ap=np.zeros((num_kinds, num_slots), np.int32),
-        rows_rg=np.zeros((num_slots // settings.group, settings.group), np.int32),
+        rows_rg=np.zeros((_most_rows(settings, num_slots), settings.group), np.int32),
         places_qk=np.zeros((num_outputs, num_terms), np.int32),
         row_weights_qk=np.zeros((num_outputs, num_terms), np.float32),
         num_slots=np.int32(0),
@@ -145,9 +151,14 @@ def _write_clip(settings: SoundSettings, batch: PatchBatch, frames_nc: np.ndarra
     if batch.places_pk.shape[1]:
         batch.places_pk[:number, 0], batch.weights_pk[:number] = np.arange(number), 1
     # What follows is of use to the convolutions alone.
-    assert isinstance(batch.ends_ap, np.ndarray)
-    batch.ends_ap[:, :heard] = heard
-    batch.rows_rg[:num_rows] = np.arange(num_rows * settings.group).reshape(num_rows, -1)
+    assert isinstance(batch.starts_ap, np.ndarray)
+    starts_h = np.arange(heard) // (settings.window or settings.num_frames) * (settings.window or 0)
+    batch.starts_ap[:, :heard] = starts_h
+    batch.ends_ap[:, :heard] = np.minimum(starts_h + (settings.window or heard), heard)
+    frames_f = np.arange(num_rows * settings.group)
+    if settings.ends_in_zeros:
+        frames_f[heard:] = len(batch.patches_pc)
+    batch.rows_rg[:num_rows] = frames_f.reshape(num_rows, -1)
     return batch._replace(num_slots=np.int32(number), num_rows=np.int32(num_rows))
 
 

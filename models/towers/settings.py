@@ -7,8 +7,8 @@ from math import prod
 from typing import NamedTuple
 
 JOINS = ("concat", "channels", "mean")
-FRAME_SAMPLES = 320
-"""The samples of a sound, 16,000 a second, that a frame stands for: two columns of a spectrogram of 100 a second."""
+COLUMN_SAMPLES = 160
+"""The samples of a sound, 16,000 a second, that a column of a spectrogram stands for."""
 POSITIONS = ("exact", "nearest", "bilinear", "bicubic", "axial", "line")
 
 
@@ -22,12 +22,20 @@ class NormSettings(NamedTuple):
 
 
 class DenseSettings(NamedTuple):
-    """A matmul, and the activation after it."""
+    """A matmul, the activation after it, and a norm after that."""
 
     size: int
     """The number of outputs."""
     bias: bool = True
     act: str | None = None
+    gated: bool = False
+    """The activation of the second half of the outputs multiplies the first half."""
+    norm: NormSettings | None = None
+
+    @property
+    def num_outputs(self) -> int:
+        """Return the number of outputs after the activation."""
+        return self.size // 2 if self.gated else self.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +62,7 @@ class Projector:
     @property
     def output_size(self) -> int:
         """Return the width of a row."""
-        return self.dense[-1].size
+        return self.dense[-1].num_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +105,20 @@ class Tiling:
         return height // self.tile, width // self.tile
 
 
+class Chunks(NamedTuple):
+    """How a spectrogram is cut for three convolutions in two directions: eight columns become a frame."""
+
+    num_columns: int
+    """The columns of a chunk. Its last frame may have fewer than eight."""
+    num_channels: int
+    """The channels that each convolution gives."""
+
+    @property
+    def num_frames(self) -> int:
+        """Return the frames of a chunk."""
+        return -(-self.num_columns // 8)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoundSettings:
     """How a tower hears. Its patches are frames: each is two columns of a spectrogram, one after the other.
@@ -112,14 +134,31 @@ class SoundSettings:
     """The frames attend to the silence after the sound too."""
     gives_silence: bool = False
     """The frames of that silence give rows too."""
+    ends_in_zeros: bool = False
+    """No silence follows the sound: convolutions see zeros, and zeros fill up the frames of its last row."""
+    chunks: Chunks | None = None
+    """The chunks of a clip, in a tower with frames of eight columns. A sound's last samples may give no column."""
+    window: int | None = None
+    """The frames of a clip's equal parts that do not attend to each other; None if all frames do."""
+
+    @property
+    def clip_samples(self) -> int:
+        """Return the number of samples of a whole clip."""
+        if self.chunks is None:
+            return 2 * COLUMN_SAMPLES * self.num_frames
+        return self.num_frames // self.chunks.num_frames * self.chunks.num_columns * COLUMN_SAMPLES
 
     def count_heard(self, num_samples: int) -> int:
         """Return the number of frames of a clip that the sound reaches."""
-        return min(self.num_frames, -(-num_samples // FRAME_SAMPLES))
+        if self.chunks is None:
+            return min(self.num_frames, -(-num_samples // (2 * COLUMN_SAMPLES)))
+        whole, rest = divmod(num_samples // COLUMN_SAMPLES, self.chunks.num_columns)
+        return min(self.num_frames, whole * self.chunks.num_frames - (-rest // 8))
 
     def count_rows(self, num_samples: int) -> int:
         """Return the number of rows of a clip."""
-        return (self.num_frames if self.gives_silence else self.count_heard(num_samples)) // self.group
+        num_frames = self.num_frames if self.gives_silence else self.count_heard(num_samples)
+        return -(-num_frames // self.group) if self.ends_in_zeros else num_frames // self.group
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from ..loop import Cached, LayerBody, LayerLoop, run_layers
 from ..rope import grid_rope_table, rope_table
 from ..specs import ModelSpecs
 from ..weights import Ops, bind
+from .chunks import ChunkFrame
 from .frame import RowProjector, SoundFrame, TowerFrame
 from .layout import PatchBatch, count_slots
 from .settings import Grid
@@ -94,7 +95,7 @@ class Tower:
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_pd: layer(weights).project(x_pd)), attend, finish)
 
-    def _frame_of(self, params: _Params, num_rows: Array) -> TowerFrame | SoundFrame:
+    def _frame_of(self, params: _Params, num_rows: Array) -> TowerFrame | SoundFrame | ChunkFrame:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name != "layers"}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
@@ -109,7 +110,7 @@ class Tower:
     def _longest_segment(self, spec: LayerSpec) -> int | None:
         """Return the most slots that a slot of a kind's layers attends to; None if images have no largest size."""
         if self.settings.sound is not None:
-            return self.settings.sound.num_frames
+            return self.settings.sound.window or self.settings.sound.num_frames
         if spec.attention_chunk is not None:
             return spec.attention_chunk
         if self.settings.positions == "exact":
@@ -117,5 +118,5 @@ class Tower:
         return None
 
     @staticmethod
-    def _projector(frame: TowerFrame | SoundFrame, name: str) -> RowProjector:
+    def _projector(frame: TowerFrame | SoundFrame | ChunkFrame, name: str) -> RowProjector:
         return getattr(frame, name)

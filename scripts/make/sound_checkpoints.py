@@ -57,8 +57,8 @@ CASES = (
 class Family:
     """A model that hears, and what a checkpoint of it has beside the weights."""
 
-    model: str
-    """HF's model class."""
+    model: Any
+    """HF's model class, or ours where HF has none."""
     specials: tuple[str, ...]
     """Special tokens, from id 0: the first three are those that pad, start and end a text."""
     config: Callable[[Mapping[str, int]], Any]
@@ -73,6 +73,8 @@ class Family:
     """Returns the rows of all sounds, for a model and its inputs."""
     seconds: tuple[float, ...] = (0.61, CLIP_SECONDS, 1.37)
     num_mels: int = 128
+    extractor: str = "WhisperFeatureExtractor"
+    """HF's feature extractor class."""
     processor: str = ""
     """HF's processor class, as checkpoints name it."""
     template: str = ""
@@ -192,10 +194,44 @@ def hear_glm_asr(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[list[int
     return rows, {"input_features": inputs["input_features"], "input_features_mask": mask}
 
 
+def qwen3_asr(ids: Mapping[str, int]) -> Any:
+    """Return a Qwen3-ASR config: three layers of two heads in the encoder, which attends to one second."""
+    return transformers.Qwen3ASRConfig(
+        text_config=TEXT | {"model_type": "qwen3", "head_dim": 16, "rope_parameters": ROPE},
+        audio_config={
+            "model_type": "qwen3_asr_encoder",
+            **{name: value for name, value in ENCODER.items() if name != "max_source_positions"},
+            "num_mel_bins": 128,
+            "n_window_infer": 100,
+            "downsample_hidden_size": 8,
+            "output_dim": TEXT["hidden_size"],
+        },
+        audio_token_id=ids["<|audio_pad|>"],
+        pad_token_id=TEXT["pad_token_id"],
+        eos_token_id=TEXT["eos_token_id"],
+        tie_word_embeddings=False,
+    )
+
+
+def hear_qwen3_asr(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """Return what Qwen3-ASR's processor makes of sounds, each by itself: after the shorter ones there are zeros."""
+    settings = {"padding": True, "return_attention_mask": True, "return_tensors": "pt"}
+    heard = [extractor(sound, sampling_rate=RATE, **settings) for sound in sounds]
+    most = max(inputs["attention_mask"].shape[1] for inputs in heard)
+
+    def joined(name: str) -> torch.Tensor:
+        values = (inputs[name] for inputs in heard)
+        return torch.cat([torch.nn.functional.pad(value, (0, most - value.shape[-1])) for value in values])
+
+    mask = joined("attention_mask")
+    rows = [length // 100 * 13 + -(-(length % 100) // 8) for length in mask.sum(-1).tolist()]
+    return rows, {"input_features": joined("input_features"), "input_features_mask": mask}
+
+
 QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
 FAMILIES = {
     "glm_asr": Family(
-        model="GlmAsrForConditionalGeneration",
+        model=transformers.GlmAsrForConditionalGeneration,
         processor="GlmAsrProcessor",
         specials=("<|endoftext|>", "<|user|>", "<|assistant|>", "<|begin_of_audio|>", "<|pad|>", "<|end_of_audio|>"),
         config=glm_asr,
@@ -212,7 +248,7 @@ FAMILIES = {
         ),
     ),
     "qwen2_audio": Family(
-        model="Qwen2AudioForConditionalGeneration",
+        model=transformers.Qwen2AudioForConditionalGeneration,
         processor="Qwen2AudioProcessor",
         specials=QWEN_SPECIALS,
         config=qwen2_audio,
@@ -222,8 +258,21 @@ FAMILIES = {
         rows=rows_of_qwen2_audio,
         template=chat_template("<|audio_bos|><|AUDIO|><|audio_eos|>\n"),
     ),
+    "qwen3_asr": Family(
+        model=transformers.Qwen3ASRForConditionalGeneration,
+        extractor="Qwen3ASRFeatureExtractor",
+        processor="Qwen3ASRProcessor",
+        specials=("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_pad|>", "<|audio_end|>"),
+        config=qwen3_asr,
+        sound="<|audio_start|><|audio_pad|><|audio_end|>",
+        row="<|audio_pad|>",
+        hear=hear_qwen3_asr,
+        rows=rows_of_features,
+        seconds=(0.31, CLIP_SECONDS, 2 * CLIP_SECONDS + 0.905),
+        template=chat_template("<|audio_start|><|audio_pad|><|audio_end|>"),
+    ),
     "voxtral": Family(
-        model="VoxtralForConditionalGeneration",
+        model=transformers.VoxtralForConditionalGeneration,
         processor="VoxtralProcessor",
         specials=("<pad>", "<s>", "</s>", "[INST]", "[/INST]", "[AUDIO]", "[BEGIN_AUDIO]"),
         config=voxtral,
@@ -270,9 +319,8 @@ def influence(
 def golden(family: Family, folder: Path, extractor: Any, tokenizer: Any) -> tuple[dict[str, Any], str]:
     """Run HF over the cases; return goldens and what they are worth, or raise `DoubtfulError`."""
     load = {"attn_implementation": "eager", "local_files_only": True}
-    model_class = getattr(transformers, family.model)
-    model = model_class.from_pretrained(folder, dtype=torch.float32, **load).eval()
-    exact = model_class.from_pretrained(folder, dtype=torch.float64, **load).eval()
+    model = family.model.from_pretrained(folder, dtype=torch.float32, **load).eval()
+    exact = family.model.from_pretrained(folder, dtype=torch.float64, **load).eval()
     model.generation_config.eos_token_id = None
     sounds = [draw_clip(seconds, seed) for seed, seconds in enumerate(family.seconds)]
     arrays: dict[str, Any] = {"seconds": np.array(family.seconds)}
@@ -311,10 +359,10 @@ def make(name: str, family: Family, folder: Path) -> None:
     """Write one family, with the first seed that leaves nothing in doubt."""
     ids = {text: index for index, text in enumerate(family.specials)}
     tokenizer: Any = make_tokenizer(family)
-    extractor = transformers.WhisperFeatureExtractor(feature_size=family.num_mels, chunk_length=CLIP_SECONDS)
+    extractor = getattr(transformers, family.extractor)(feature_size=family.num_mels, chunk_length=CLIP_SECONDS)
     for seed in range(NUM_SEEDS):
         shutil.rmtree(folder, ignore_errors=True)
-        model = getattr(transformers, family.model)(family.config(ids))
+        model = family.model(family.config(ids))
         fill(model, seed, norm_offset=0.0, scales_embeddings=False)
         model.to(torch.bfloat16).save_pretrained(folder)
         tokenizer.save_pretrained(folder)

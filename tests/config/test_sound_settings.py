@@ -16,7 +16,7 @@ from tests.config.test_media_size import resolve
 from tests.e2e.sound_goldens import FAMILIES, folder
 
 # A clip of the tiny checkpoints has 2 s.
-ROWS = {"qwen2_audio": 64, "voxtral": 512, "glm_asr": 512}
+ROWS = {"qwen2_audio": 64, "voxtral": 512, "glm_asr": 512, "qwen3_asr": 512, "ultravox": 512}
 """The rows of the feature cache in steps of 64 tokens and a context of 512: at most those of the longest sound."""
 
 

@@ -33,7 +33,7 @@ WHOLE = 320
 """Tokens a step: more than the longest prompt."""
 CHUNKED = 16
 """Tokens a step: fewer than most sounds' rows."""
-SEVERAL_CLIPS = ("glm_asr", "voxtral")
+SEVERAL_CLIPS = ("glm_asr", "qwen3_asr", "ultravox", "voxtral")
 """Families with sounds of several clips."""
 
 

@@ -166,7 +166,7 @@ def _apart(
     if settings.sound is None:
         yield grids, size
         return
-    for grid, num_samples in zip(grids, split_samples(size[1], settings.sound.num_frames), strict=True):
+    for grid, num_samples in zip(grids, split_samples(settings.sound, size[1]), strict=True):
         yield [grid], (size[0], num_samples)
 
 
