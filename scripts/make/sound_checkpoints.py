@@ -27,6 +27,8 @@ import transformers
 from make.media_checkpoints import DoubtfulError, generate, make_tokenizer, whole
 from make.media_families import TEXT, chat_template
 from make.tiny_checkpoints import MAX_DOUBT, MIN_GAP, fill, run
+from make.ultravox import Ultravox
+from make.ultravox import hear as hear_ultravox
 from tests.models.clips import RATE, draw_clip
 
 CLIP_SECONDS = 2
@@ -66,12 +68,13 @@ class Family:
     sound: str
     """What stands for a sound in a prompt that has not been expanded; its last special token takes the rows."""
     row: str
-    """The token that takes a row."""
+    """The token that takes a row, which stands for a sound too unless there is a placeholder."""
     hear: Callable[[Any, Sequence[np.ndarray]], tuple[list[int], dict[str, torch.Tensor]]]
     """Returns the number of rows of each sound, and the model's inputs, for a feature extractor and samples."""
     rows: Callable[[Any, dict[str, torch.Tensor]], torch.Tensor]
     """Returns the rows of all sounds, for a model and its inputs."""
     seconds: tuple[float, ...] = (0.61, CLIP_SECONDS, 1.37)
+    placeholder: str = ""
     num_mels: int = 128
     extractor: str = "WhisperFeatureExtractor"
     """HF's feature extractor class."""
@@ -228,6 +231,25 @@ def hear_qwen3_asr(extractor: Any, sounds: Sequence[np.ndarray]) -> tuple[list[i
     return rows, {"input_features": joined("input_features"), "input_features_mask": mask}
 
 
+ULTRAVOX_GROUP = 3
+"""The frames of a row: the last row of a whole clip has fewer."""
+
+
+def ultravox(ids: Mapping[str, int]) -> dict[str, Any]:
+    """Return an Ultravox config: three layers of two heads in the encoder."""
+    return {
+        "architectures": ["UltravoxModel"],
+        "model_type": "ultravox",
+        "audio_config": {"model_type": "whisper", "num_mel_bins": 128, **ENCODER},
+        "text_config": TEXT | {"model_type": "llama", "rope_parameters": ROPE, "tie_word_embeddings": False},
+        "audio_token_index": ids["<|reserved_special_token_0|>"],
+        "hidden_size": 96,
+        "projector_act": "swiglu",
+        "projector_ln_mid": True,
+        "stack_factor": ULTRAVOX_GROUP,
+    }
+
+
 QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
 FAMILIES = {
     "glm_asr": Family(
@@ -271,6 +293,26 @@ FAMILIES = {
         seconds=(0.31, CLIP_SECONDS, 2 * CLIP_SECONDS + 0.905),
         template=chat_template("<|audio_start|><|audio_pad|><|audio_end|>"),
     ),
+    "ultravox": Family(
+        model=Ultravox,
+        processor="UltravoxProcessor",
+        specials=(
+            *("<|finetune_right_pad_id|>", "<|begin_of_text|>", "<|eot_id|>"),
+            *("<|start_header_id|>", "<|end_header_id|>", "<|reserved_special_token_0|>"),
+        ),
+        config=ultravox,
+        sound="<|audio|>",
+        placeholder="<|audio|>",
+        row="<|reserved_special_token_0|>",
+        hear=partial(hear_ultravox, group=ULTRAVOX_GROUP),
+        rows=lambda model, inputs: model.rows(inputs["input_features"], inputs["lengths"]).detach(),
+        seconds=(0.611, CLIP_SECONDS, 2 * CLIP_SECONDS + 0.9),
+        template=(
+            "{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+            "{{ message.content | trim }}<|eot_id|>{% endfor %}"
+            "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+        ),
+    ),
     "voxtral": Family(
         model=transformers.VoxtralForConditionalGeneration,
         processor="VoxtralProcessor",
@@ -296,7 +338,7 @@ def prepare(
 ) -> dict[str, torch.Tensor]:
     """Return the model's inputs for a prompt."""
     rows, inputs = family.hear(extractor, sounds) if sounds else ([], {})
-    texts = text.split(family.row)
+    texts = text.split(family.placeholder or family.row)
     expanded = texts[0] + "".join(family.row * count + after for count, after in zip(rows, texts[1:], strict=True))
     ids = tokenizer(expanded, return_tensors="pt").input_ids
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **inputs}

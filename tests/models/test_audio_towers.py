@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from jaxllm.loading.folder import read_config
 from jaxllm.loading.safetensors import SafetensorsFile
 from jaxllm.media.audio.processor import AudioProcessor
 from jaxllm.media.rules import find_rule
@@ -40,7 +42,31 @@ GLM_ASR = {
     "audio_config": {"model_type": "glmasr_encoder"},
     "text_config": {"model_type": "llama", "hidden_size": 2048},
 }
-PUBLISHED = {"qwen2_audio": (QWEN2_AUDIO, 4096), "voxtral": (VOXTRAL, 3072), "glm_asr": (GLM_ASR, 2048)}
+QWEN3_ASR = {
+    "architectures": ["Qwen3ASRForConditionalGeneration"],
+    "model_type": "qwen3_asr",
+    "audio_config": {"model_type": "qwen3_asr_audio_encoder", "d_model": 1024, "output_dim": 2048},
+    "text_config": {
+        "hidden_size": 2048,
+        "rope_theta": 1_000_000,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+    },
+}
+ULTRAVOX = {
+    "architectures": ["UltravoxModel"],
+    "model_type": "ultravox",
+    "audio_config": {"model_type": "whisper", "num_mel_bins": 128, "d_model": 1280, "encoder_layers": 32},
+    "text_config": {"model_type": "llama", "hidden_size": 2048},
+    "projector_ln_mid": True,
+}
+PUBLISHED = {
+    "qwen2_audio": (QWEN2_AUDIO, 4096, 256),
+    "voxtral": (VOXTRAL, 3072, 256),
+    "glm_asr": (GLM_ASR, 2048, 256),
+    "qwen3_asr": (QWEN3_ASR, 2048, 1024),
+    "ultravox": (ULTRAVOX, 2048, 256),
+}
+"""Each config, and the sizes of a row and of a frame."""
 
 
 def read_hf(family: str) -> dict[str, Any]:
@@ -59,22 +85,30 @@ def settings_of(hf: dict[str, Any]) -> TowerSettings:
 @pytest.mark.parametrize("seconds", [0.03, 1.0, 12.3456, 30.0])
 def test_published_configs_are_read(name: str, seconds: float) -> None:
     """The prompt takes as many rows as the tower gives."""
-    hf, width = PUBLISHED[name]
+    hf, width, frame = PUBLISHED[name]
     settings, rule = settings_of(hf), find_rule(hf)
     shape = AudioProcessor(EXTRACTOR, rule.clips).shape(int(seconds * 16_000))
     rows = count_final_rows(settings, [Grid(*grid) for grid in shape.grids], shape.size)
     assert rows == rule.count_rows(shape)
-    assert (settings.output_size, settings.patch_dim) == (width, 256)
+    assert (settings.output_size, settings.patch_dim) == (width, frame)
 
 
-@pytest.mark.parametrize("name", ["voxtral", "glm_asr"])
-def test_a_long_sound_has_several_clips(name: str) -> None:
-    hf, _ = PUBLISHED[name]
+LONG = [
+    ("voxtral", [1500] * 4, 1500),
+    ("glm_asr", [1500] * 4, 1250),
+    ("qwen3_asr", [416] * 3 + [52], 1300),  # 80 samples give no column
+    ("ultravox", [1500] * 3 + [501], 3 * 188 + 63),
+]
+
+
+@pytest.mark.parametrize(("name", "frames", "num_rows"), LONG)
+def test_a_long_sound_has_several_clips(name: str, frames: list[int], num_rows: int) -> None:
+    hf, *_ = PUBLISHED[name]
     settings, rule = settings_of(hf), find_rule(hf)
-    shape = AudioProcessor(EXTRACTOR, rule.clips).shape(100 * 16_000 + 1)
-    assert shape.grids == ((1, 1, 1500),) * 4
+    shape = AudioProcessor(EXTRACTOR, rule.clips).shape(100 * 16_000 + 80)
+    assert shape.grids == tuple((1, 1, number) for number in frames)
     rows = count_final_rows(settings, [Grid(*grid) for grid in shape.grids], shape.size)
-    assert rows == rule.count_rows(shape) == {"voxtral": 1500, "glm_asr": 1250}[name]
+    assert rows == rule.count_rows(shape) == num_rows
 
 
 REFUSED = [
@@ -87,6 +121,17 @@ REFUSED = [
     ("voxtral", "", {"projector_hidden_act": "softplus"}, "projector_hidden_act is 'softplus'"),
     ("glm_asr", "audio_config", {"num_key_value_heads": 1}, "num_key_value_heads is 1"),
     ("glm_asr", "audio_config", {"rope_parameters": {"rope_type": "dynamite"}}, "rope_type"),
+    ("qwen3_asr", "audio_config", {"n_window_infer": 150}, "n_window_infer is 150, no multiple of a chunk of 100"),
+    ("qwen3_asr", "audio_config", {"num_mel_bins": 60}, "num_mel_bins is 60; expected multiples of 2 and of 8"),
+    ("qwen3_asr", "audio_config", {"output_dim": 32}, "rows of 32, but hidden_size of the text model is 64"),
+    ("qwen3_asr", "", {"classify_num": 5000}, "classify_num is 5000: an aligner"),
+    ("ultravox", "", {"text_model_id": "a/b", "text_config": None}, "text_model_id is 'a/b', another repository"),
+    ("ultravox", "", {"audio_model_id": "a/b", "audio_config": None}, "audio_model_id is 'a/b', another repository"),
+    ("ultravox", "", {"audio_latency_block_size": 100}, "audio_latency_block_size is 100"),
+    ("ultravox", "", {"num_projector_layers": 2}, "num_projector_layers is 2"),
+    ("ultravox", "", {"projector_act": "softplus"}, "projector_act is 'softplus'"),
+    ("ultravox", "", {"hidden_size": 95}, "hidden_size is 95, which swiglu cannot halve"),
+    ("ultravox", "text_config", {"model_type": "gemma3"}, "only llama is supported"),
 ]
 
 
@@ -145,3 +190,53 @@ def test_the_frame_after_a_sound_is_read_and_not_heard() -> None:
     assert np.asarray(batch.ends_ap)[0].tolist() == [20] * 20 + [0] * 44
     assert np.asarray(batch.rows_rg)[:10].ravel().tolist() == list(range(20))
     assert empty_batch(settings, 64).places_pk.shape == (64, 1)
+
+
+def test_frames_attend_to_their_window_alone() -> None:
+    settings = settings_of(read_hf("qwen3_asr"))
+    frames_nc = np.random.default_rng().standard_normal((30, settings.patch_dim)).astype(np.float32)
+    batch = make_batch(settings, [Grid(1, 1, 30)], frames_nc, 64, size=(1, 2 * 16_000 + 30 * 160))
+    assert np.asarray(batch.starts_ap)[0].tolist() == [0] * 13 + [13] * 13 + [26] * 4 + [0] * 34
+    assert np.asarray(batch.ends_ap)[0].tolist() == [13] * 13 + [26] * 13 + [30] * 4 + [0] * 34
+
+
+def test_zeros_fill_up_the_last_row() -> None:
+    settings = settings_of(read_hf("ultravox"))
+    frames_nc = np.random.default_rng().standard_normal((31, settings.patch_dim)).astype(np.float32)
+    batch = make_batch(settings, [Grid(1, 1, 31)], frames_nc, 128, size=(1, 31 * 320 - 100))
+    assert (batch.num_slots, batch.num_rows) == (31, 11)
+    assert np.asarray(batch.rows_rg)[:11].ravel().tolist() == [*range(31), 128, 128]
+
+
+def test_qwen3_asr_is_read_in_the_form_of_its_own_repositories(tmp_path: Path) -> None:
+    """Its config has a thinker's, and its tensors have other names; the weights are those of HF's form."""
+    hf, file = read_hf("qwen3_asr"), SafetensorsFile(folder("qwen3_asr") / "model.safetensors")
+    hf["audio_config"]["model_type"], hf["text_config"]["model_type"] = "qwen3_asr_audio_encoder", "qwen3_asr_text"
+    inner = {part: hf.pop(part) for part in ("audio_config", "text_config")} | {"model_type": "qwen3_asr_thinker"}
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"thinker_config": inner}))
+    read = read_config(tmp_path, "here")
+    moved = {"model.language_model.": "thinker.model.", "lm_head.": "thinker.lm_head."}
+    moved |= {"model.audio_tower.": "thinker.audio_tower."}
+    moved |= {
+        f"model.multi_modal_projector.linear_{number}.": f"thinker.audio_tower.proj{number}." for number in (1, 2)
+    }
+    family = get_family(read["architectures"][0])
+    sources = []
+    for changes in ({}, moved):
+        names = [next((name.replace(*one) for one in changes.items() if one[0] in name), name) for name in file.entries]
+        specs = ModelSpecs(family.read_config(read, names), "float32", tensor_names=names)
+        back = dict(zip(names, file.entries, strict=True))
+        params = specs.all_param_specs(names)
+        sources.append({path: [back[source] for source in spec.sources] for path, spec in params.items()})
+    assert sources[0] == sources[1]
+    assert sorted(name for names in sources[0].values() for name in names) == sorted(file.entries)
+
+
+def test_a_norm_may_end_the_projector_of_ultravox() -> None:
+    """It does before 0.5; later it is between both matmuls."""
+    hf, names = read_hf("ultravox"), list(SafetensorsFile(folder("ultravox") / "model.safetensors").entries)
+    hf["projector_ln_mid"] = False
+    names = [name.replace(".ln_mid.", ".ln_post.") for name in names]
+    specs = ModelSpecs(get_family("UltravoxModel").read_config(hf, names), "float32", tensor_names=names)
+    sources = [source for spec in specs.all_param_specs(names).values() for source in spec.sources]
+    assert sorted(sources) == sorted(names)

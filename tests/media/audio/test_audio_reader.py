@@ -18,7 +18,7 @@ from jaxllm.media.content_parts import read_media_part
 from jaxllm.media.errors import MediaError
 from jaxllm.media.items import MediaPart, MediaSettings
 from jaxllm.media.reader import MediaReader
-from jaxllm.media.rules import Clips
+from jaxllm.media.rules import Clips, find_rule
 from tests.media.sounds import encode, film, tones, wav
 from tests.media.support import DATA, ByteTokenizer
 
@@ -93,6 +93,28 @@ def test_clips_are_those_of_voxtrals_processor(seconds: float):
     item = AudioProcessor(EXTRACTOR, Clips(are_several=True, are_whole=True)).process(samples)
     assert (item.grids, item.size) == (((1, 1, 200),) * (expected.shape[1] // 400), (1, len(samples)))
     np.testing.assert_allclose(item.patches.reshape(-1, 128), expected.T, rtol=0, atol=1e-6)
+
+
+ENDS = {"qwen3_asr": ({}, 8000, [100, 104]), "ultravox": ({"pad_to_multiple_of": 160}, 320, [400, 400])}
+"""How HF's processors fill up sounds, their least samples, and the columns that become whole frames, with padding."""
+
+
+@pytest.mark.parametrize("name", ENDS)
+@pytest.mark.parametrize("num_samples", [100, 5000, 8000, 16_000, 33_333, 64_000, 130_123])
+def test_columns_are_followed_by_zeros(name: str, num_samples: int):
+    """They are those of HF's extractor, of the sound alone."""
+    settings, least, (columns, padded) = ENDS[name]
+    samples, config = sound(num_samples), {"model_type": name, "audio_config": {"n_window_infer": 100}}
+    filled = np.pad(samples, (0, max(0, least - num_samples)))
+    extractor = WhisperFeatureExtractor(feature_size=128)
+    options: Any = {"padding": "longest", "truncation": False, "return_tensors": "np", **settings}
+    expected = extractor(filled, sampling_rate=RATE, **options)["input_features"][0].T
+    item = AudioProcessor(EXTRACTOR, find_rule(config).clips).process(samples)
+    frame = 8 if name == "qwen3_asr" else 2
+    parts = [expected[start : start + columns] for start in range(0, len(expected), columns)]
+    parts = [np.pad(part, ((0, min(padded - len(part), -len(part) % frame)), (0, 0))) for part in parts]
+    np.testing.assert_allclose(item.patches.reshape(-1, 128), np.concatenate(parts), rtol=0, atol=1e-6)
+    assert {grid[2] for grid in item.grids[:-1]} <= {52 if name == "qwen3_asr" else 200}
 
 
 def test_a_sound_may_grow_by_a_sample_when_it_is_resampled():
