@@ -35,6 +35,10 @@ MOST_DIFFERENCE = 1e-4
 MOST_SECONDS = 0.02
 """How far the time of a word may be from HF's."""
 KINDS = ("text", "timestamps")
+BLOCK_SIZE = 16
+ENGINE: Mapping[str, Any] = {"dtype": "float32", "max_num_seqs": 8, "block_size": BLOCK_SIZE}
+TIGHT_TOKENS = 192
+"""The tokens of the longest clip, and about the room of a key-value cache in which clips preempt one another."""
 
 
 def main() -> int:
@@ -76,7 +80,7 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
         "long_clips": len(parts),
         "versions": versions,
     }
-    llm = LLM(str(model), dtype="float32", max_num_seqs=8)
+    llm = LLM(str(model), **ENGINE)
     outputs = {}
     for kind in KINDS:
         outputs[kind] = _run(llm, clips, expected[kind])
@@ -88,7 +92,9 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
     alone = [_run(llm, [clip], [one])[0] for clip, one in zip(clips, expected[kind], strict=True)]
     report["alone: equal bits"] = sum(a == b for a, b in zip(alone, outputs[kind], strict=True))
     del llm
-    tight = LLM(str(model), dtype="float32", max_num_seqs=8, num_gpu_blocks_override=8, block_size=16)
+    tight = LLM(
+        str(model), **ENGINE, max_model_len=TIGHT_TOKENS, num_gpu_blocks_override=TIGHT_TOKENS // BLOCK_SIZE + 2
+    )
     preempted = _run(tight, clips, expected[kind])
     report["preempted: equal bits"] = sum(a == b for a, b in zip(preempted, outputs[kind], strict=True))
     report["preemptions"] = sum(

@@ -52,6 +52,8 @@ class Whisper:
         for sound, language in zip(sounds, languages, strict=True):
             features = self._features(sound)
             options = {"language": language, "task": "transcribe", "return_timestamps": timestamps}
+            # One pass: HF else decodes what comes after the last timestamp once more, as a clip of its own.
+            options["force_unique_generate_call"] = True
             [ids] = self.model.generate(features, do_sample=False, num_beams=1, **options).tolist()
             prompt = self._prompt(features, language, timestamps=timestamps)
             if ids[: len(prompt)] == prompt:
@@ -67,14 +69,14 @@ class Whisper:
         """Return the words of each clip, as [text, start, end]."""
         answers = []
         for sound, language in zip(sounds, languages, strict=True):
-            options = {"language": language, "task": "transcribe"}
+            options = {"language": language, "task": "transcribe", "num_beams": 1}
             words = self._transcribe([sound], options, return_timestamps="word")[0]["chunks"]
             answers.append([[word["text"], *word["timestamp"]] for word in words])
         return answers
 
     def texts(self, sounds: list[str], language: str, batch_size: int) -> list[str]:
         """Return the texts of sounds of any length, cut into clips that are transcribed in batches."""
-        options = {"language": language, "task": "transcribe"}
+        options = {"language": language, "task": "transcribe", "num_beams": 1}
         done = self._transcribe(sounds, options, batch_size=batch_size, chunk_length_s=CLIP_SECONDS)
         return [each["text"] for each in done]
 
