@@ -312,7 +312,7 @@ class EngineArguments(UnsupportedArguments):
         "",
         Choice(("", *REASONING_PARSERS)),
         "StructuredOutputsConfig",
-        "how the model marks its reasoning, which a server splits off; by default as its chat template tells",
+        "how the model marks its reasoning, which a server splits off; by default, or with auto, as its template tells",
     )
     attention_config: AttentionConfig | None = argument(
         None, Group(AttentionConfig), "AttentionConfig", 'as JSON; {"backend": "xla"} turns our own kernels off', "-ac"

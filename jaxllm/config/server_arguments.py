@@ -137,7 +137,7 @@ class ServerArgs(UnsupportedServerArguments):
         False, Switch(), _CHAT, "has no effect: requests with tools may always call them, or not"
     )
     tool_call_parser: str | None = argument(
-        None, Text(), _CHAT, "how the model writes tool calls; by default as its chat template tells"
+        None, Text(), _CHAT, "how the model writes tool calls; by default, or with auto, as its chat template tells"
     )
     tool_parser_plugin: str | None = argument(None, Text(), _CHAT, "Python file that registers more tool parsers")
     exclude_tools_when_tool_choice_none: bool = argument(

@@ -206,15 +206,15 @@ class _Writer:
         text = "/(?s:.*)/"
         if banned:
             text += f" & ~/(?s:.*)({'|'.join(map(_escaped, banned))})(?s:.*)/"
-        text = self._rule(text, terminal=True)
         special = self._special.search(close) if self._special and close else None
-        if close is None:
-            return text
-        if special is None:
-            return self._rule(f"{text} {literal(close)}", options="[lazy]")
-        if special.start() > 0:
-            raise _refuse(f"{close!r} ends free text, so its special token {special[0]!r} must come first.")
-        return f"{text} {self._text(close)}"
+        if special is None or close is None:
+            text = self._rule(text, terminal=True)
+            return text if close is None else self._rule(f"{text} {literal(close)}", options="[lazy]")
+        # What comes before the special token ends the text, in which the token cannot be.
+        start = special.start()
+        before = f"/(?s:.*){_escaped(close[:start])}/" if start else ""
+        text = self._rule(f"{text} & {before}" if before else text, terminal=True)
+        return f"{text} {self._text(close[start:])}"
 
     def _text(self, text: str) -> str:
         """Write a string of text and special tokens."""

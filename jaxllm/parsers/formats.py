@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
 from jaxllm.params.structured_outputs import StructuredOutputsParams
+
+_MOST_FIRST = 8
+"""The maximum number of optional parts that may each be the first: a grammar grows with its square."""
 
 
 def text(value: str) -> dict[str, Any]:
@@ -46,6 +49,22 @@ def optional(element: dict[str, Any]) -> dict[str, Any]:
     return either(element, text(""))
 
 
+def members(parts: Sequence[tuple[dict[str, Any], bool]], separator: str) -> dict[str, Any]:
+    """Return the format of parts in this order with a separator between them, where only some are required.
+
+    Each part is a format and whether it is required. Of many optional parts before a required one, each has its
+    separator after it, also if it is the last.
+    """
+    num_first = next((i for i, (_, is_required) in enumerate(parts) if is_required), len(parts))
+    rest = [sequence(text(separator), form) for form, _ in parts]
+    later = [form if is_required else optional(form) for form, (_, is_required) in zip(rest, parts, strict=True)]
+    if num_first > _MOST_FIRST:
+        early = [optional(sequence(form, text(separator))) for form, _ in parts[:num_first]]
+        return sequence(*early, *(form for form, _ in parts[num_first : num_first + 1]), *later[num_first + 1 :])
+    firsts = [sequence(parts[i][0], *later[i + 1 :]) for i in range(min(num_first + 1, len(parts)))]
+    return either(*firsts, *([text("")] if num_first == len(parts) else []))
+
+
 def tag(begin: str, content: dict[str, Any], end: str) -> dict[str, Any]:
     """Return the format of content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
@@ -68,6 +87,23 @@ def calls(
         form: dict[str, Any] = {"type": "tags_with_separator", "tags": tag_list, "separator": separator}
         return {**form, "at_least_one": True, "stop_after_first": not parallel}
     return {"type": "triggered_tags", "triggers": [trigger], "tags": tag_list, "stop_after_first": not parallel}
+
+
+def listed_calls(
+    tags: Iterable[dict[str, Any]],
+    ends: tuple[str, str],
+    trigger: str,
+    *,
+    separator: str,
+    at_least_one: bool,
+    parallel: bool,
+) -> dict[str, Any]:
+    """Return the format of calls with a separator between them, all between two texts; the first begins with `trigger`.
+
+    With `at_least_one` only calls match, else also free text, before them or alone.
+    """
+    listed = tag(ends[0], calls(tags, trigger, separator=separator, at_least_one=True, parallel=parallel), ends[1])
+    return listed if at_least_one else calls([listed], trigger, separator="", at_least_one=False, parallel=False)
 
 
 def as_format(params: StructuredOutputsParams) -> dict[str, Any] | None:

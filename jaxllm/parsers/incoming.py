@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Generator, Sequence, Set
 from typing import NamedTuple
 
+from jaxllm.parsers.json_text import as_json
+
 type Reading[T] = Generator[None, None, T]
 """A generator that yields when it needs more text, and returns its result."""
 
@@ -17,6 +19,7 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-
 _NEVER = r"(?!)"
 """A pattern that nothing matches."""
 _SCALAR_CHARACTERS = re.compile(r"[-+.0-9A-Za-z]+")
+_KEY_CHARACTERS = re.compile(r"[^\s:,<>{}\[\]\"]+")
 _MAX_SCALAR = 400
 _MAX_DEPTH = 100
 _KEPT = 4096
@@ -104,6 +107,13 @@ class Incoming:
                 return mark
         return None
 
+    def take_any_spaced(self, marks: Sequence[str]) -> Reading[str | None]:
+        """Read white space and the first of the marks that is next, and return it; else read nothing."""
+        for mark in marks:
+            if (yield from self.take_spaced(mark)):
+                return mark
+        return None
+
     def take_spaced(self, mark: str) -> Reading[bool]:
         """Read white space and a mark if they are next, else nothing; return whether they were."""
         start = self.trial()
@@ -158,7 +168,7 @@ class Incoming:
         while True:
             match = pattern.search(self._text, self._place)
             # A shorter mark may begin a longer one that is still incomplete.
-            if match and not self.is_ended and match.end() == len(self._text) and match[0] in beginnings:
+            if match and not self.is_ended and self._may_grow(match, beginnings, longest):
                 match, end = None, match.start()
             else:
                 end = match.start() if match else len(self._text)
@@ -174,10 +184,15 @@ class Incoming:
                 return None
             yield
 
-    def json_value(self, show: Callable[[str], None]) -> Reading[bool]:
+    def _may_grow(self, match: re.Match[str], beginnings: Set[str], longest: int) -> bool:
+        """Return whether all text from the match on may be the beginning of a longer mark."""
+        return len(self._text) - match.start() <= longest and self._text[match.start() :] in beginnings
+
+    def json_value(self, show: Callable[[str], None], quote: str = '"') -> Reading[bool]:
         """Read a JSON value; `show` gets its text piece by piece, with control characters in strings escaped.
 
-        False if the text is not JSON; what was shown is then a valid beginning.
+        With another `quote`, strings between two of it are verbatim, keys are bare, and the last member may have a
+        comma; `show` gets JSON all the same. False if the text is not JSON; what was shown is then a valid beginning.
         """
         closers: list[str] = []
         while True:
@@ -193,35 +208,50 @@ class Incoming:
                 closers.append("}" if first == "{" else "]")
                 show((yield from self.skip_space()))
                 if not (yield from self.take(closers[-1])):
-                    if first == "{" and not (yield from self._key(show)):
+                    if first == "{" and not (yield from self._key(show, quote)):
                         return False
                     continue
                 show(closers.pop())
             elif first == '"':
                 if not (yield from self.json_string(show)):
                     return False
+            elif quote != '"' and (yield from self._take_whole(quote)):
+                if not (yield from self._verbatim_string(show, quote)):
+                    return False
             elif not (yield from self._scalar(show)):
                 return False
-            if not (yield from self._after_value(closers, show)):
+            if not (yield from self._after_value(closers, show, quote)):
                 return False
             if not closers:
                 return True
 
-    def _after_value(self, closers: list[str], show: Callable[[str], None]) -> Reading[bool]:
+    def _after_value(self, closers: list[str], show: Callable[[str], None], quote: str) -> Reading[bool]:
         """Read closing brackets after a value, up to a comma and the next key if there is one."""
         while closers:
             show((yield from self.skip_space()))
             if (yield from self.take(",")):
-                show(",")
-                return True if closers[-1] == "]" else (yield from self._key(show))
+                if quote == '"' or not (yield from self._is_spaced(closers[-1])):
+                    show(",")
+                    return True if closers[-1] == "]" else (yield from self._key(show, quote))
+                show((yield from self.skip_space()))
             if not (yield from self.take(closers[-1])):
                 return False
             show(closers.pop())
         return True
 
-    def _key(self, show: Callable[[str], None]) -> Reading[bool]:
+    def _is_spaced(self, mark: str) -> Reading[bool]:
+        """Return whether white space and the mark are next."""
+        start = self.trial()
+        is_there = yield from self.take_spaced(mark)
+        self.rewind(start)
+        return is_there
+
+    def _key(self, show: Callable[[str], None], quote: str) -> Reading[bool]:
         show((yield from self.skip_space()))
-        if not (yield from self.json_string(show)):
+        if quote != '"' and not (yield from self.next_is('"')):
+            if not (yield from self._bare_key(show, quote)):
+                return False
+        elif not (yield from self.json_string(show)):
             return False
         show((yield from self.skip_space()))
         if not (yield from self.take(":")):
@@ -255,6 +285,37 @@ class Incoming:
             self._place += length
             show(shown if length > 1 else json.dumps(shown)[1:-1])
         return False
+
+    def _bare_key(self, show: Callable[[str], None], quote: str) -> Reading[bool]:
+        """Read a key without quotes or between two of `quote`, and show it as a JSON string."""
+        if (yield from self._take_whole(quote)):
+            return (yield from self._verbatim_string(show, quote))
+        start = self.trial()
+        key = yield from self.take_while(_KEY_CHARACTERS, _MAX_SCALAR)
+        is_key = key != "" and (yield from self._is_spaced(":"))
+        is_cut = key != "" and not (yield from self.has(1))
+        if not is_key and not is_cut:
+            self.rewind(start)
+            return False
+        self.settle(start)
+        show(as_json(key)[: None if is_key else -1])
+        return is_key
+
+    def _take_whole(self, mark: str) -> Reading[bool]:
+        """Read a mark if it is next, and return whether it was; a part of it at the end of the text is read too."""
+        is_there = yield from self.take(mark)
+        if not is_there and not (yield from self.has(len(mark))) and mark.startswith(self._text[self._place :]):
+            self.rest()
+        return is_there
+
+    def _verbatim_string(self, show: Callable[[str], None], quote: str) -> Reading[bool]:
+        """Read text up to `quote`, and show it as a JSON string, without a part of `quote` at the end of the text."""
+        show('"')
+        if (yield from self.until((quote,), lambda text: show(as_json(text)[1:-1]), leaves_part=True)) is None:
+            self.rest()
+            return False
+        show('"')
+        return True
 
     def _scalar(self, show: Callable[[str], None]) -> Reading[bool]:
         """Read a number or a word, shown as a whole."""

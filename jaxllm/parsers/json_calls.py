@@ -10,19 +10,26 @@ from jaxllm.parsers.json_text import is_sendable, read_object
 from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 _ARGUMENTS = ("arguments", "parameters")
-_OTHERS = ("id", "type")
+_OTHERS = ("id", "type", "tool_call_id")
 """Keys that may come before a call's name and are ignored."""
 
 
 class JsonCall:
     """Reads one call from an object and shows it through a parser, its arguments as they come."""
 
-    def __init__(self, parser: ToolParser, *, takes: Callable[[str], bool] = bool, default: str | None = None) -> None:
-        """Read a call for `parser`, to a function with a name that `takes` accepts.
+    def __init__(
+        self,
+        parser: ToolParser,
+        *,
+        takes: Callable[[str], bool] = bool,
+        default: str | None = None,
+        name_key: str = "name",
+    ) -> None:
+        """Read a call for `parser`, to a function with a name, at `name_key`, that `takes` accepts.
 
         An object without arguments is not a call, unless it has nothing else and there are `default` arguments.
         """
-        self._parser, self._takes, self._default = parser, takes, default
+        self._parser, self._takes, self._default, self._name_key = parser, takes, default, name_key
         self._incoming: Incoming = parser.incoming
         self.has_begun = False
         """Whether the call has been shown."""
@@ -68,7 +75,7 @@ class JsonCall:
         if key is None or not (yield from incoming.take(":")):
             return False
         yield from incoming.skip_space()
-        if key == "name" and self._name is None:
+        if key == self._name_key and self._name is None:
             return (yield from self._read_name())
         if key in _ARGUMENTS and not self.has_arguments:
             return (yield from self._arguments())
@@ -143,15 +150,38 @@ def read_call(
     *,
     takes: Callable[[str], bool] = bool,
     default: str | None = None,
+    name_key: str = "name",
     ends: Sequence[str],
 ) -> Reading[bool]:
     """Read the next call after white space, conclude the attempt, and return whether a call was shown.
 
     Malformed arguments of a shown call extend up to one of `ends`.
     """
-    call = JsonCall(parser, takes=takes, default=default)
+    call = JsonCall(parser, takes=takes, default=default, name_key=name_key)
     yield from parser.incoming.skip_space()
     is_whole = yield from call.read()
     if call.has_begun and not call.has_arguments and parser.keeps_parts:
         yield from parser.malformed_arguments(ends, "}")
     return parser.conclude(attempt, is_call=is_whole)
+
+
+def read_calls(
+    parser: ToolParser,
+    attempt: Attempt,
+    *,
+    default: str | None = None,
+    name_key: str = "name",
+    ends: Sequence[str],
+) -> Reading[bool]:
+    """Read the calls of a list after its opening bracket, up to the closing one; return whether it begins with a call.
+
+    The other parameters are those of `read_call`.
+    """
+    is_call = False
+    while (yield from read_call(parser, attempt, default=default, name_key=name_key, ends=ends)):
+        is_call, attempt = True, parser.attempt()
+        if not (yield from parser.incoming.take_spaced(",")):
+            parser.give_up(attempt)
+            yield from parser.incoming.take_spaced("]")
+            break
+    return is_call

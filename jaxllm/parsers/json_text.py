@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Half a character, which UTF-8 cannot encode."""
 
 
 def as_json(value: Any) -> str:
     """Return JSON text. Raises ValueError for NaN and infinity, and TypeError for other types."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return text if is_sendable(text) else json.dumps(value, allow_nan=False)
+    return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def read_object(text: str) -> dict[str, Any] | None:

@@ -65,13 +65,13 @@ class OutputParser:
         incoming, marks, tools = self._incoming, self._marks, self._tools
         if marks is not None and tools is not None:
             has_begun = self._has_begun
-            if has_begun is None and (yield from incoming.take_spaced(marks.start)):
+            if has_begun is None and (start := (yield from incoming.take_any_spaced(marks.starts))):
                 has_begun = True
-                self._split(marks.start)
+                self._split(start)
             if has_begun:
-                mark = yield from incoming.until((marks.end, *tools.marks[:1]), self._split)
-                if mark == marks.end:
-                    self._split(marks.end)
+                mark = yield from incoming.until((*marks.ends, *tools.marks[:1]), self._split)
+                if mark in marks.ends:
+                    self._split(mark)
                 elif mark is not None:
                     self._take(tools.feed(mark))
         while (yield from incoming.has(1)):
@@ -88,7 +88,7 @@ class OutputParser:
             if isinstance(piece, CallStart) and self._marks is not None and self._splitter is not None:
                 marks = self._marks
                 if self._splitter.is_open:  # a later end mark is not part of the text
-                    marks = marks._replace(in_text=(*marks.in_text, marks.end))
+                    marks = marks._replace(in_text=(*marks.in_text, *marks.ends))
                 self._pieces += self._splitter.finish()
                 self._splitter = MarkedReasoning(marks, has_begun=False)
             self._pieces.append(piece)

@@ -16,7 +16,19 @@ class ReasoningMarks(NamedTuple):
     is_implied: bool = False
     """Whether an output begins with reasoning, as in vLLM's parser, unless its prompt has ended the reasoning."""
     in_text: tuple[str, ...] = ()
-    """Marks recognized after the reasoning: a start begins reasoning again, an end is left out."""
+    """Marks recognized after the reasoning: a start begins reasoning again, any other is left out."""
+    variants: tuple[tuple[str, str], ...] = ()
+    """Other texts that stand for `start` and `end`."""
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Return the texts that begin reasoning."""
+        return (self.start, *(start for start, _ in self.variants))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Return the texts that end reasoning."""
+        return (self.end, *(end for _, end in self.variants))
 
     def has_begun(self, prompt: str) -> bool | None:
         """Return whether the output after a prompt begins within reasoning; None if its last turn does not tell.
@@ -36,18 +48,43 @@ class ReasoningMarks(NamedTuple):
 _TURNS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     *("<｜User｜>", "<｜Assistant｜>", "[INST]", "[/INST]", "<|start_header_id|>", "<|eot_id|>"),
+    *("<|turn>", "<turn|>", "]~b]", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<seed:bos>", "<seed:eos>"),
+    *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|start_of_role|>", "<|end_of_text|>"),
 )
 """The marks between the turns of a conversation."""
+_QWEN3 = ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("</think>",))
+_BY_PROMPT = ReasoningMarks("<think>", "</think>")
+"""Reasoning where the prompt or the answer begins it."""
+_COHERE = ReasoningMarks(
+    "<|START_THINKING|>",
+    "<|END_THINKING|>",
+    in_text=("<|START_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+)
 MARKS = {
-    "qwen3": ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("</think>",)),
+    "qwen3": _QWEN3,
+    **dict.fromkeys(("minimax_m2", "kimi_k2", "nemotron_v3", "step3p5", "mimo", "exaone4"), _QWEN3),
+    "granite_thinking_parser": _QWEN3,
     "deepseek_r1": ReasoningMarks("<think>", "</think>", is_implied=True),
-    "glm45": ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("<think>", "</think>")),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v4", "hy_v3", "olmo3"), _BY_PROMPT),
+    **dict.fromkeys(
+        ("glm45", "glm47"), ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("<think>", "</think>"))
+    ),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]", in_text=("[THINK]", "[/THINK]")),
+    "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>", is_implied=True, in_text=("</seed:think>",)),
+    "gemma4": ReasoningMarks("<|channel>thought", "<channel|>", in_text=("<|channel>thought", "<channel|>")),
+    **dict.fromkeys(("cohere_command3", "cohere_command4"), _COHERE),
+    "granite": ReasoningMarks(
+        "Here is my thought process:",
+        "Here is my response:",
+        variants=(("Here's my thought process:", "Here's my response:"),),
+    ),
 }
 """The marks by parser name."""
 HARMONY = "openai_gptoss"
 """The parser of gpt-oss, whose reasoning and calls are channels: it is in tools/openai.py, and reads both."""
-REASONING_PARSERS = (*MARKS, HARMONY)
+AUTO = "auto"
+"""The name for the parser that a chat template implies."""
+REASONING_PARSERS = (AUTO, *MARKS, HARMONY)
 
 
 class MarkedReasoning:
@@ -84,18 +121,18 @@ class MarkedReasoning:
         return pieces
 
     def _read(self) -> Reading[None]:
-        incoming, (start, end, _, in_text) = self._incoming, self._marks
+        incoming, starts, both = self._incoming, self._marks.starts, self._marks.starts + self._marks.ends
         has_begun = self._has_begun
-        self.is_open = (yield from incoming.take_spaced(start)) if has_begun is None else has_begun
-        mark: str | None = start
+        self.is_open = (yield from incoming.take_any_spaced(starts)) is not None if has_begun is None else has_begun
+        mark: str | None = starts[0]
         while mark is not None:
             if self.is_open:
-                while mark == start:
-                    mark = yield from incoming.until((start, end), self._show_reasoning)
+                while mark in starts:
+                    mark = yield from incoming.until(both, self._show_reasoning)
                 self._space, self.is_open = None, mark is None
                 yield from incoming.skip_space()
-            mark = yield from incoming.until(in_text, self._show_text)
-            self.is_open = self.is_open or mark == start
+            mark = yield from incoming.until(self._marks.in_text, self._show_text)
+            self.is_open = self.is_open or mark in starts
 
     def _show_reasoning(self, text: str) -> None:
         """Show reasoning without the white space around it."""

@@ -12,23 +12,35 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.reasoning import HARMONY
 from jaxllm.parsers.tool_parser import ToolParser
 
-_OWN = {
-    "hermes": ("hermes", "HermesParser"),
-    "qwen3_json": ("hermes", "HermesParser"),
-    "llama3_json": ("llama3_json", "Llama3JsonParser"),
-    "llama4_json": ("llama3_json", "Llama3JsonParser"),
-    "pythonic": ("pythonic", "PythonicParser"),
-    "llama4_pythonic": ("pythonic", "PythonicParser"),
-    "mistral": ("mistral", "MistralParser"),
-    "qwen3_xml": ("qwen3_xml", "Qwen3XmlParser"),
-    "qwen3_coder": ("qwen3_xml", "Qwen3XmlParser"),
-    "deepseek_v3": ("deepseek_v3", "DeepSeekV3Parser"),
-    "deepseek_v31": ("deepseek_v3", "DeepSeekV31Parser"),
-    "glm45": ("glm45", "Glm45Parser"),
-    "glm47": ("glm45", "Glm45Parser"),
-    "openai": ("openai", "OpenAIParser"),
+_FORMS = {
+    "marked_json.HermesParser": ("hermes", "qwen3_json", "granite4", "exaone4"),
+    "marked_json.GraniteParser": ("granite",),
+    "marked_json.JambaParser": ("jamba",),
+    "marked_json.Phi4MiniParser": ("phi4_mini_json",),
+    "marked_json.InternLMParser": ("internlm",),
+    "marked_json.CohereParser": ("cohere_command3", "cohere_command4"),
+    "llama3_json.Llama3JsonParser": ("llama3_json", "llama4_json"),
+    "llama3_json.XLAMParser": ("xlam",),
+    "pythonic.PythonicParser": ("pythonic", "llama4_pythonic"),
+    "pythonic.Lfm2Parser": ("lfm2",),
+    "pythonic.Olmo3Parser": ("olmo3",),
+    "mistral.MistralParser": ("mistral",),
+    "qwen3_xml.Qwen3XmlParser": ("qwen3_xml", "qwen3_coder", "nemotron_v3", "step3p5"),
+    "qwen3_xml.MiMoParser": ("mimo",),
+    "qwen3_xml.SeedOSSParser": ("seed_oss",),
+    "qwen3_xml.MiniMaxM2Parser": ("minimax_m2",),
+    "qwen3_xml.DeepSeekV32Parser": ("deepseek_v32",),
+    "qwen3_xml.DeepSeekV4Parser": ("deepseek_v4",),
+    "deepseek_v3.DeepSeekV3Parser": ("deepseek_v3",),
+    "deepseek_v3.DeepSeekV31Parser": ("deepseek_v31",),
+    "deepseek_v3.KimiK2Parser": ("kimi_k2",),
+    "glm45.Glm45Parser": ("glm45", "glm47"),
+    "glm45.HunyuanV3Parser": ("hy_v3",),
+    "gemma4.Gemma4Parser": ("gemma4",),
+    "openai.OpenAIParser": ("openai",),
 }
-"""The module and class of each built-in tool parser."""
+"""The names of each built-in tool parser, by its module in `tools` and its class."""
+_OWN = {name: form for form, names in _FORMS.items() for name in names}
 
 
 class ToolParserManager:
@@ -50,7 +62,7 @@ class ToolParserManager:
         if name not in _OWN:
             message = f"tool_call_parser={name!r} is not known; there are {', '.join(cls.names())}."
             raise VLLMValidationError(message, parameter="tool_call_parser", value=name)
-        module, kind = _OWN[name]
+        module, kind = _OWN[name].split(".")
         return getattr(importlib.import_module(f"jaxllm.parsers.tools.{module}"), kind)
 
     @classmethod
@@ -92,31 +104,46 @@ class ToolParserManager:
             raise VLLMValidationError(message, parameter="tool_parser_plugin", value=plugin_path) from error
 
 
-def find_tool_parser(template: str) -> str | None:
-    """Return the name of the tool parser for the marks in a chat template, or None."""
-    tells = (
-        ("<|channel|>", "openai"),
-        ("<｜tool▁sep｜>", "deepseek_v3" if "```json" in template else "deepseek_v31"),
-        ("[TOOL_CALLS]", "mistral"),
-        ("<arg_key>", "glm45"),
-        ("<function=", "qwen3_xml"),
-        ("<tool_call>", "hermes"),
-        ("<|python_start|>", "pythonic"),
-        ("[func_name1(", "pythonic"),
-        ("<|python_tag|>", "llama3_json"),
-        ('"parameters": dictionary of argument name', "llama3_json"),
-    )
-    return next((name for mark, name in tells if mark in template), None)
+_OWN_MARKS = (
+    *(("<|channel|>", "openai"), ("[TOOL_CALLS]", "mistral"), ("｜DSML｜", "deepseek_v32")),
+    *(("<｜tool▁sep｜>", "deepseek_v31"), ("<seed:tool_call>", "seed_oss")),
+    *(("<minimax:tool_call>", "minimax_m2"), ("<|tool_calls_section_begin|>", "kimi_k2")),
+    *(("<|tool_call_start|>", "lfm2"), ("<|tool_list_start|>", "lfm2"), ("<|tool_call>", "gemma4")),
+    *(("<|START_ACTION|>", "cohere_command3"), ("<function_calls>", "olmo3"), ("<tool_sep>", "hy_v3")),
+    *(("<|action_start|>", "internlm"), ("functools[", "phi4_mini_json"), ("<|/tool|>", "phi4_mini_json")),
+    *(("<|python_start|>", "pythonic"), ("[func_name1(", "pythonic")),
+)
+"""Marks that only one form of calls has. The first of two forms that share one is meant."""
+_SHARED_MARKS = (
+    *(("<arg_key>", "glm45"), ("<tool_calls>", "jamba"), ("<function=", "qwen3_xml"), ("<|tool_call|>", "granite")),
+    *(("<tool_call>", "hermes"), ("<|python_tag|>", "llama3_json")),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+    ('[{"name": "tool_call_name"', "xlam"),
+)
+"""Marks that tell the form if none of the others is there, the first one first."""
+
+
+def find_tool_parsers(template: str) -> list[str]:
+    """Return the names of the tool parsers for the marks in a chat template, the likeliest first.
+
+    More than one is ambiguous.
+    """
+    names = list(dict.fromkeys(name for mark, name in _OWN_MARKS if mark in template))
+    older = {"deepseek_v31": ("deepseek_v3", "```json" in template)}
+    older["deepseek_v32"] = ("deepseek_v4", "function_calls" not in template)
+    names = [older[name][0] if name in older and older[name][1] else name for name in names]
+    return names or [name for mark, name in _SHARED_MARKS if mark in template][:1]
 
 
 def find_reasoning_parser(template: str) -> str | None:
     """Return the name of the reasoning parser for the marks in a chat template, or None."""
-    if "<|channel|>" in template:
-        return HARMONY
-    if "[THINK]" in template:
-        return "mistral"
-    if "<think>" not in template and "</think>" not in template:
-        return None
+    tells = (
+        *(("<|channel|>", HARMONY), ("[THINK]", "mistral"), ("<seed:think>", "seed_oss"), ("<|channel>", "gemma4")),
+        *(("<|START_THINKING|>", "cohere_command3"), ("my thought process:", "granite")),
+    )
+    name = next((name for mark, name in tells if mark in template), None)
+    if name is not None or ("<think>" not in template and "</think>" not in template):
+        return name
     if "<arg_key>" in template:
         return "glm45"
     return "deepseek_r1" if "<｜" in template else "qwen3"

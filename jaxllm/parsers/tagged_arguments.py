@@ -36,14 +36,22 @@ class TaggedArguments:
         self._before = "{"
 
     def read(
-        self, incoming: Incoming, key: str, end: str, others: Iterable[str], *, following: str = ""
+        self,
+        incoming: Incoming,
+        key: str,
+        end: str,
+        others: Iterable[str],
+        *,
+        following: str = "",
+        is_text: bool | None = None,
     ) -> Reading[str | None]:
         """Read and show a value up to its `end`, and return the mark that ended it; None if the output ended before.
 
         Models may omit the end, so one of the `others` that may follow a value ends it too, and stays unread. It is
         part of the value if `end` is the next mark after it, unless it is the mark of a `following` argument.
+        The value is a string if it `is_text`, and JSON if it is not and the tool's schema does not tell.
         """
-        value, marks = self._begin(key), (end, *others)
+        value, marks = self._begin(key, is_text=is_text), (end, *others)
         mark = yield from incoming.until(marks, value.add, leaves_part=True)
         if mark is None:
             incoming.rest()
@@ -65,9 +73,10 @@ class TaggedArguments:
         if text := " ".join("".join(stray).split()):
             self._parser.show_text(f"{text}\n")
 
-    def _begin(self, key: str) -> _Value:
-        """Show the key of an argument, which is a string unless the tool's schema tells otherwise."""
-        types = allowed_types(self._properties.get(key), self._schema) or {"string"}
+    def _begin(self, key: str, *, is_text: bool | None) -> _Value:
+        """Show the key of an argument, which is a string unless the tool's schema or `is_text` tells otherwise."""
+        unknown = {*TYPES.values()} if is_text is False else {"string"}
+        types = {"string"} if is_text else allowed_types(self._properties.get(key), self._schema) or unknown
         self._parser.show_arguments(f"{self._before}{as_json(key)}: ")
         self._before = ", "
         return _Value(self._parser.show_arguments, types, on_line=self._on_lines)
@@ -135,39 +144,52 @@ def _number(text: str, types: Set[str]) -> int | float | str:
 
 
 def argument_formats(
-    tool: FunctionTool, keys: re.Pattern[str], begin: Callable[[str], str], end: str, *, is_json: bool = False
+    tool: FunctionTool, keys: re.Pattern[str], begin: Callable[[str, bool], str], end: str = "", separator: str = ""
 ) -> dict[str, Any]:
-    """Return the format of a tool's arguments in the order of its schema, each after `begin(key)` and before `end`.
+    """Return the format of a tool's arguments in the order of its schema, each before `end`.
 
-    Strings are verbatim unless `is_json`. Raises VLLMValidationError for a schema that this form cannot express, and
-    for keys that do not match `keys`, which could not be read.
+    Before a value is what `begin` returns for its key and whether it is a string. Strings are verbatim, but
+    with a `separator` between arguments all values are JSON. A schema without properties takes any text. Raises
+    VLLMValidationError for a schema that this form cannot express, and for keys that do not match `keys`, which could
+    not be read.
     """
     schema = tool.schema
     if unknown := schema.keys() - _PLAIN:
         raise _refusal(tool, f"{sorted(unknown)[0]!r} at its top")
+    if "properties" not in schema and schema.get("additionalProperties") is not False:
+        return formats.any_text()
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     required = schema.get("required") or ()
-    elements = []
+    parts = []
     for key, value in (schema.get("properties") or {}).items():
         if not keys.fullmatch(key):
             raise _refusal(tool, f"the key {key!r}")
         value = resolved(value, schema)
         whole = {**definitions, **value} if isinstance(value, dict) else value
-        form = formats.json_schema(whole) if is_json else _value_format(tool, key, whole)
-        element = formats.tag(begin(key), form, end)
-        elements.append(element if key in required else formats.optional(element))
-    return formats.sequence(*elements) if elements else formats.text("")
+        forms = [(False, formats.json_schema(whole))] if separator else _value_formats(tool, key, whole)
+        if begin(key, True) == begin(key, False):
+            free = [form for _, form in forms if form == formats.any_text()]  # null is text too
+            forms = [(True, formats.either(*(free or [form for _, form in forms])))]
+        tags = (formats.tag(begin(key, is_text), form, end) for is_text, form in forms)
+        parts.append((formats.either(*tags), key in required))
+    if separator:
+        return formats.members(parts, separator)
+    return formats.sequence(*(form if is_required else formats.optional(form) for form, is_required in parts))
 
 
-def _value_format(tool: FunctionTool, key: str, schema: Any) -> dict[str, Any]:
+def _value_formats(tool: FunctionTool, key: str, schema: Any) -> list[tuple[bool, dict[str, Any]]]:
+    """Return the formats of an argument's values, each with whether the values are strings."""
     types = allowed_types(schema, schema) or {"string"}
     if "string" not in types or not isinstance(schema, dict):
-        return formats.json_schema(schema)
+        return [(False, formats.json_schema(schema))]
     values = _listed(schema, schema)
     if values is not None:
-        return formats.either(*(formats.text(each if isinstance(each, str) else as_json(each)) for each in values))
+        texts = [formats.text(each) for each in values if isinstance(each, str)]
+        others = [formats.text(as_json(each)) for each in values if not isinstance(each, str)]
+        return [(kind, formats.either(*forms)) for kind, forms in ((True, texts), (False, others)) if forms]
     if types <= {"string", "null"} and _is_any_text(schema, schema):
-        return formats.any_text()
+        null = [(False, formats.text("null"))] if "null" in types else []
+        return [(True, formats.any_text()), *null]
     raise _refusal(tool, f"a string with more than a type and a description ({key!r})")
 
 

@@ -27,7 +27,7 @@ _ALIASES = {
     "arr": "array",
 }
 """Type names that tools use but JSON schema lacks."""
-_ANNOTATIONS = {"title", "description", "default", "examples"}
+ANNOTATIONS = {"title", "description", "default", "examples"}
 """Keywords that limit no value. A schema's own ones override those of the schema that it refers to."""
 _MOST_SCHEMAS = 200
 """The maximum number of schemas to visit: schemas may refer to themselves, and one may lead to many."""
@@ -52,7 +52,7 @@ def resolved(schema: Any, root: Any) -> Any:
         else:
             return schema
         if not isinstance(target, Mapping) or any(
-            target[name] != schema[name] for name in (target.keys() & schema.keys()) - _ANNOTATIONS
+            target[name] != schema[name] for name in (target.keys() & schema.keys()) - ANNOTATIONS
         ):
             return schema
         schema = {**target, **{name: value for name, value in schema.items() if name != key}}

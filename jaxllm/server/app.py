@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from collections.abc import Mapping
 from functools import partial
 from http import HTTPStatus
@@ -52,6 +53,8 @@ from jaxllm.server.pooling import routes as pooling
 from jaxllm.server.responses import routes as responses
 from jaxllm.server.speech import routes as speech
 from jaxllm.version import __version__
+
+logger = logging.getLogger(__name__)
 
 _DIALECTS: Mapping[str, ModuleType] = {
     "openai_serving_responses": responses,
@@ -185,6 +188,8 @@ async def init_app_state(
     )
     await models.add_all(engine_client, map(LoRAModule.read, server_args.lora_modules or []), are_loaded=is_again)
     chat = OpenAIServingChat(engine_client, models, server_args, getattr(args, "reasoning_parser", ""))
+    if ready.generates and not is_again:
+        logger.info("%s", chat.parsers.described())
     state.openai_serving_models, state.openai_serving_chat = models, chat
     state.openai_serving_completion = OpenAIServingCompletion(engine_client, models, server_args)
     state.openai_serving_tokenization = OpenAIServingTokenization(chat, server_args)

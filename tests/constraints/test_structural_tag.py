@@ -62,6 +62,11 @@ WORD = {"type": "regex", "pattern": "[a-z]+"}
             ["", "hi < there", '<f=point>{"x": 1}</f>', "a<f=flag>true</f>b<f=flag>false</f>"],
             ["<f=", "<f=no>", "<f=flag>1</f>", "a<f=flag>true", "a<f=flag>true</f> <f=z"],
         ),
+        (
+            {**THINK, "end": "</<|im_start|>t>"},
+            ["<t>a</b></<|im_start|>t>", "<t></<|im_start|>t>"],
+            ["<t>a<|im_start|>t>", "<t>a</b>", "<t>a</t>", "<t>a<|im_start|></<|im_start|>t>"],
+        ),
         (TRIGGERED, ["text only", "a<f=flag>true</f>b"], ["a<f=flag>maybe</f>"]),
         (
             {**TRIGGERED, "at_least_one": True},
@@ -159,7 +164,6 @@ def test_options_reach_the_schemas(compiler: GrammarCompiler, smollm2_path: str)
         ({**TRIGGERED, "at_least_one": 1}, "at_least_one"),
         ({"type": "sequence", "elements": [{"type": "any_text"}, WORD]}, "must come last"),
         ({**THINK, "end": ["a", "b"]}, "'end'"),
-        ({**THINK, "end": "x<|im_end|>"}, "must come first"),
         ({"type": "json_schema", "json_schema": {"uniqueItems": True}}, "uniqueItems"),
         ({"type": "regex", "pattern": "(" * 200 + ")" * 200}, "parentheses"),
         ({"structures": [{"begin": "a"}], "triggers": ["a"]}, "schema"),

@@ -116,6 +116,80 @@ def _harmony(calls: list[Call]) -> str:
     return "<|start|>assistant".join(bodies)
 
 
+def _objects(calls: list[Call], name_key: str = "name", arguments_key: str = "arguments") -> str:
+    return _json([{name_key: name, arguments_key: arguments} for name, arguments in calls])
+
+
+def _kimi(calls: list[Call]) -> str:
+    bodies = [
+        f"<|tool_call_begin|>functions.{name}:{i}<|tool_call_argument_begin|>{_json(arguments)}<|tool_call_end|>"
+        for i, (name, arguments) in enumerate(calls)
+    ]
+    return f"<|tool_calls_section_begin|>{''.join(bodies)}<|tool_calls_section_end|>"
+
+
+def _internlm(calls: list[Call]) -> str:
+    bodies = [f'{{"name": "{name}", "parameters": {_json(arguments)}}}' for name, arguments in calls]
+    return "\n".join(f"<|action_start|><|plugin|>\n{body}\n<|action_end|>" for body in bodies)
+
+
+def _inline(start: str, end: str) -> Callable[[list[Call]], str]:
+    """Return what writes calls as in `_qwen3` between other tags, with values on the lines of theirs."""
+
+    def shown(arguments: dict[str, Any]) -> str:
+        return "".join(f"<parameter={key}>{_text(value)}</parameter>\n" for key, value in arguments.items())
+
+    return lambda calls: "\n".join(
+        f"{start}\n<function={name}>\n{shown(arguments)}</function>\n{end}" for name, arguments in calls
+    )
+
+
+def _invoked(mark: str, section: str, *, tells_strings: bool) -> Callable[[list[Call]], str]:
+    """Return what writes calls as MiniMax and DeepSeek do, with a mark at the beginning of each tag."""
+
+    def head(key: str, value: Any) -> str:
+        told = f' string="{_json(isinstance(value, str))}"' if tells_strings else ""
+        return f'<{mark}parameter name="{key}"{told}>'
+
+    def shown(arguments: dict[str, Any]) -> str:
+        pairs = arguments.items()
+        return "".join(f"{head(key, value)}{_text(value)}</{mark}parameter>\n" for key, value in pairs)
+
+    def write(calls: list[Call]) -> str:
+        bodies = [f'<{mark}invoke name="{name}">\n{shown(arguments)}</{mark}invoke>' for name, arguments in calls]
+        lines = "\n".join(bodies)
+        return f"<{section}>\n{lines}\n</{section}>"
+
+    return write
+
+
+def _hunyuan(calls: list[Call]) -> str:
+    bodies = _glm(calls)
+    for name, _ in calls:
+        bodies = bodies.replace(f"<tool_call>{name}\n", f"<tool_call>{name}<tool_sep>\n")
+    return f"<tool_calls>\n{bodies}\n</tool_calls>"
+
+
+def _olmo(calls: list[Call]) -> str:
+    lines = [_pythonic([call])[1:-1] for call in calls]
+    return "\n".join(["<function_calls>", *lines, "</function_calls>"])
+
+
+def _gemma(calls: list[Call]) -> str:
+    def shown(value: Any) -> str:
+        match value:
+            case str():
+                return f'<|"|>{value}<|"|>'
+            case dict():
+                return f"{{{','.join(f'{key}:{shown(each)}' for key, each in value.items())}}}"
+            case list():
+                return f"[{','.join(map(shown, value))}]"
+            case _:
+                return _json(value)
+
+    return "".join(f"<|tool_call>call:{name}{shown(arguments)}<tool_call|>" for name, arguments in calls)
+
+
 FORMS = {
     "hermes": Form("hermes", _hermes),
     "llama3_json": Form("llama3_json", _llama3),
@@ -127,6 +201,25 @@ FORMS = {
     "deepseek_v31": Form("deepseek_v31", _deepseek31),
     "glm45": Form("glm45", _glm),
     "openai": Form("openai", _harmony, takes_text_before=False),
+    "granite": Form("granite", lambda calls: f"<|tool_call|>{_objects(calls)}"),
+    "jamba": Form("jamba", lambda calls: f"<tool_calls>\n{_objects(calls)}\n</tool_calls>"),
+    "phi4_mini": Form("phi4_mini_json", lambda calls: f"functools{_objects(calls)}"),
+    "internlm": Form("internlm", _internlm),
+    "cohere": Form(
+        "cohere_command3",
+        lambda calls: f"<|START_ACTION|>{_objects(calls, 'tool_name', 'parameters')}<|END_ACTION|>",
+    ),
+    "xlam": Form("xlam", _objects),
+    "kimi_k2": Form("kimi_k2", _kimi),
+    "mimo": Form("mimo", _inline("<tool_call>", "</tool_call>")),
+    "seed_oss": Form("seed_oss", _inline("<seed:tool_call>", "</seed:tool_call>")),
+    "minimax_m2": Form("minimax_m2", _invoked("", "minimax:tool_call", tells_strings=False)),
+    "deepseek_v32": Form("deepseek_v32", _invoked("｜DSML｜", "｜DSML｜function_calls", tells_strings=True)),
+    "deepseek_v4": Form("deepseek_v4", _invoked("｜DSML｜", "｜DSML｜tool_calls", tells_strings=True)),
+    "hy_v3": Form("hy_v3", _hunyuan),
+    "lfm2": Form("lfm2", lambda calls: f"<|tool_call_start|>{_pythonic(calls)}<|tool_call_end|>"),
+    "olmo3": Form("olmo3", _olmo),
+    "gemma4": Form("gemma4", _gemma),
 }
 
 

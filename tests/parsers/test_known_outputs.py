@@ -430,6 +430,155 @@ KNOWN: dict[str, list[Known]] = {
             'So.\n<|start|>assistant<|channel|>final {"a": 1}',
         ),
     ],
+    "granite": [
+        *(
+            Known(f'{mark}{space}[{{"name": "forecast", "arguments": {{"town": "Oslo"}}}}]', [OSLO])
+            for mark in ("<|tool_call|>", "<tool_call>")
+            for space in ("", " ", "\n")
+        ),
+        Known('I look.<|tool_call|>{"name": "forecast", "arguments": {"town": "Oslo"}}', [OSLO], "I look."),
+        Known("<|tool_call|>[]", [], "<|tool_call|>[]"),
+    ],
+    "jamba": [
+        Known(
+            ' <tool_calls>[\n    {"name": "forecast", "arguments": {"town": "Oslo"}},\n'
+            '    {"name": "forecast", "arguments": {"town": "Rome"}}\n]</tool_calls>',
+            [OSLO, ROME],
+        ),
+        Known("<tool_calls>[1]</tool_calls>", [], "<tool_calls>[1]</tool_calls>"),
+    ],
+    "phi4_mini_json": [
+        Known('functools[{"name": "forecast", "arguments": {"town": "Oslo"}}]', [OSLO]),
+        Known('<|tool_call|>[{"name": "forecast", "arguments": {"town": "Oslo"}}]<|/tool_call|>', [OSLO]),
+        Known("Use functools.partial.", [], "Use functools.partial."),
+    ],
+    "internlm": [
+        Known(
+            'I look.<|action_start|><|plugin|>\n{"name": "forecast", "parameters": {"town": "Oslo"}}<|action_end|>\n',
+            [OSLO],
+            "I look.",
+        ),
+    ],
+    "cohere_command3": [
+        Known(
+            "<|START_ACTION|>[\n"
+            '    {"tool_call_id": "0", "tool_name": "forecast", "parameters": {"town": "Oslo"}},\n'
+            '    {"tool_call_id": "1", "tool_name": "forecast", "parameters": {}}\n]<|END_ACTION|>',
+            [OSLO, NONE],
+        ),
+        Known("<|START_RESPONSE|>Hello.<|END_RESPONSE|>", [], "Hello."),
+    ],
+    "xlam": [
+        *(
+            Known(f'{before}[{{"name": "forecast", "arguments": {{"town": "Oslo"}}}}]{after}', [OSLO])
+            for before, after in (
+                ("", ""),
+                ("```json\n", "\n```"),
+                ("<tool_call>", "</tool_call>"),
+                ("[TOOL_CALLS]", ""),
+            )
+        ),
+        Known('<tool_call>[{"name": "new", "arguments": {}}]</tool_call>', [("new", {})]),
+        Known('[{"name": "new", "arguments": {}}]', [], '[{"name": "new", "arguments": {}}]'),
+    ],
+    "kimi_k2": [
+        Known(
+            "I look.<|tool_calls_section_begin|><|tool_call_begin|>functions.forecast:0<|tool_call_argument_begin|>"
+            '{"town": "Oslo"}<|tool_call_end|><|tool_call_begin|>functions.mcp-set.all:1<|tool_call_argument_begin|>'
+            f"{_JSON}<|tool_call_end|><|tool_calls_section_end|>",
+            [OSLO, ALL],
+            "I look.",
+        ),
+        Known(
+            '<|tool_call_begin|>forecast <|tool_call_argument_begin|> {"town": "Oslo"} <|tool_call_end|>',
+            [OSLO],
+        ),
+    ],
+    "mimo": [
+        Known("<tool_call>\n<function=forecast>\n<parameter=town>Oslo</parameter>\n</function>\n</tool_call>", [OSLO]),
+    ],
+    "seed_oss": [
+        Known(
+            "<seed:tool_call>\n<function=mcp-set.all>\n"
+            + "".join(f"<parameter={key}>{text}</parameter>\n" for key, text in _TEXTS.items())
+            + "</function>\n</seed:tool_call>",
+            [ALL],
+        ),
+    ],
+    "minimax_m2": [
+        Known(
+            '<minimax:tool_call>\n<invoke name="forecast">\n<parameter name="town">Oslo</parameter>\n</invoke>\n'
+            '<invoke name="forecast">\n</invoke>\n</minimax:tool_call>',
+            [OSLO, NONE],
+        ),
+        *(
+            Known(
+                f"<minimax:tool_call><invoke name={quote}forecast{quote}><parameter name={quote}town{quote}>Oslo"
+                "</parameter></invoke></minimax:tool_call>",
+                [OSLO],
+            )
+            for quote in ("'", "")
+        ),
+    ],
+    "deepseek_v32": [
+        Known(
+            '<｜DSML｜function_calls>\n<｜DSML｜invoke name="mcp-set.all">\n'
+            + "".join(
+                f'<｜DSML｜parameter name="{key}" string="{"true" if key == "word" else "false"}">{text}'
+                "</｜DSML｜parameter>\n"
+                for key, text in _TEXTS.items()
+            )
+            + "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+            [ALL],
+        ),
+        Known(
+            '<｜DSML｜invoke name="new">\n<｜DSML｜parameter name="a" string="false">[1]</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="b" string="true">[1]</｜DSML｜parameter>\n'
+            '<｜DSML｜parameter name="c">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>',
+            [("new", {"a": [1], "b": "[1]", "c": "[1]"})],
+        ),
+    ],
+    "hy_v3": [
+        Known(
+            "<tool_calls>\n<tool_call>forecast<tool_sep>\n<arg_key>town</arg_key>\n<arg_value>Oslo</arg_value>\n"
+            "</tool_call>\n<tool_call>forecast<tool_sep>\n</tool_call>\n</tool_calls>",
+            [OSLO, NONE],
+        ),
+        Known("<tool_calls><tool_call>forecast<tool_sep></tool_call></tool_calls>", [NONE]),
+        Known("Use <tool_calls> for calls.", [], "Use <tool_calls> for calls."),
+    ],
+    "lfm2": [
+        Known('<|tool_call_start|>[forecast(town="Oslo")]<|tool_call_end|>I look.', [OSLO], "I look."),
+        Known(
+            "I look.<|tool_call_start|>[forecast(town='Oslo'), forecast()]<|tool_call_end|>", [OSLO, NONE], "I look."
+        ),
+        Known(
+            '<|tool_call_start|>[{"name": "forecast", "arguments": {"town": "Oslo"}, "id": "0"}]<|tool_call_end|>',
+            [OSLO],
+        ),
+        Known("<|tool_call_start|>[1]<|tool_call_end|>", [], "<|tool_call_start|>[1]<|tool_call_end|>"),
+    ],
+    "olmo3": [
+        Known("<function_calls>\nforecast(town='Oslo')\nforecast(town=\"Rome\")\n</function_calls>", [OSLO, ROME]),
+        Known(
+            "<function_calls>\nmcp-set.all(word='hello', whole=42, real=3.14, yes=true, nothing=null, "
+            'list=["a", "b"], map={"x": {"y": []}})\n</function_calls>',
+            [ALL],
+        ),
+        Known("Well.<function_calls>forecast()</function_calls>So.", [NONE], "Well.So."),
+    ],
+    "gemma4": [
+        Known('<|tool_call>call:forecast{town:<|"|>Oslo<|"|>}<tool_call|>', [OSLO]),
+        Known('<|tool_call>call:forecast{}<tool_call|><|tool_call>call:forecast{town:<|"|>Rome<|"|>}', [NONE, ROME]),
+        Known(
+            '<|tool_call>call:mcp-set.all{word:<|"|>hello<|"|>,whole:42,real:3.14,yes:true,nothing:null,'
+            'list:[<|"|>a<|"|>,<|"|>b<|"|>],map:{x:{y:[]}}}<tool_call|>',
+            [ALL],
+        ),
+        Known('<|tool_call>:forecast{ <|"|>town<|"|> : "Oslo", }<tool_call|>', [OSLO]),
+        Known('<|tool_call>call:forecast{town:<|"|>a "b"\n{}<|"|>}<tool_call|>', [("forecast", {"town": 'a "b"\n{}'})]),
+        Known("<|tool_call>forecast{}<tool_call|>", [], "<|tool_call>forecast{}<tool_call|>"),
+    ],
 }
 CASES = [(name, known) for name, all_known in KNOWN.items() for known in all_known]
 
@@ -469,3 +618,11 @@ def test_arguments_that_are_a_string_are_json() -> None:
     output = '<tool_call>{"name": "forecast", "arguments": "say \\"hi\\""}</tool_call>'
     [call] = gather(parser.feed(output) + parser.finish()).calls
     assert call.arguments == '"say \\"hi\\""'
+
+
+def test_ids_of_kimi_are_the_models_unless_it_repeats_them() -> None:
+    parser = ToolParserManager.get_tool_parser("kimi_k2")(TOOLS)
+    call = "<|tool_call_begin|>functions.forecast:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    ids = [each.id for each in gather(parser.feed(call + call) + parser.finish()).calls]
+    assert ids[0] == "functions.forecast:0"
+    assert len(set(ids)) == 2

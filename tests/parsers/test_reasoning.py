@@ -23,7 +23,7 @@ def read(name: str, prompt: str, *texts: str) -> list[Piece]:
 
 @pytest.mark.parametrize("name", MARKS)
 def test_reasoning_is_split_off(name: str) -> None:
-    start, end, _, _ = MARKS[name]
+    start, end = MARKS[name][:2]
     for prompt, output, reasoning, text in [
         ("", f"{start}\nI think.\n\n So.\n{end}\n\nYes. ", "I think.\n\n So.", "Yes. "),
         ("", f" {start}{end}Yes", "", "Yes"),
@@ -45,17 +45,33 @@ def test_reasoning_is_split_off(name: str) -> None:
 
 
 def test_marks_in_the_text_mean_what_they_mean_to_vllms_parser_of_the_name() -> None:
+    once, ends, both = ("a", "b<think>c</think> d</think>"), ("a", "b<think>c d"), ("ac", "bd")
     expected = {
-        "qwen3": ("a", "b<think>c d"),
-        "deepseek_r1": ("a", "b<think>c</think> d</think>"),
-        "glm45": ("ac", "bd"),
-        "mistral": ("ac", "bd"),
+        **dict.fromkeys(("deepseek_r1", "deepseek_v3", "deepseek_v4", "hy_v3", "olmo3", "granite"), once),
+        **dict.fromkeys(("glm45", "glm47", "mistral", "gemma4"), both),
+        **dict.fromkeys(("cohere_command3", "cohere_command4"), ("ac", "bd</think>")),
     }
-    for name, (start, end, _, _) in MARKS.items():
+    for name, (start, end, *_) in MARKS.items():
         output = f"{start}a{end}b{start}c{end} d{end}"
         parsed = gather(read(name, "", output))
-        assert (parsed.reasoning, parsed.text) == expected[name], name
+        text = parsed.text.replace(start, "<think>").replace(end, "</think>")
+        assert (parsed.reasoning, text) == expected.get(name, ends), name
         assert gather(read(name, "", *output)) == parsed
+
+
+def test_marks_around_the_answer_are_left_out() -> None:
+    output = "<|START_THINKING|>So.<|END_THINKING|><|START_RESPONSE|>Yes.<|END_RESPONSE|>"
+    for texts in ([output], list(output)):
+        parsed = gather(read("cohere_command3", "", *texts))
+        assert (parsed.reasoning, parsed.text) == ("So.", "Yes.")
+
+
+@pytest.mark.parametrize("word", ["Here is", "Here's"])
+def test_marks_may_be_written_in_two_ways(word: str) -> None:
+    output = f"{word} my thought process:\nI see.\n\n{word} my response:\nYes."
+    for texts in ([output], list(output)):
+        parsed = gather(read("granite", "", *texts))
+        assert (parsed.reasoning, parsed.text) == ("I see.", "Yes.")
 
 
 def test_no_reasoning_or_text_is_lost() -> None:
@@ -76,11 +92,17 @@ CALLS = {
     "qwen3_xml": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
     "glm45": "<tool_call>now\n</tool_call>",
     "mistral": "[TOOL_CALLS]now[ARGS]{}",
-    "deepseek_v31": FORMS["deepseek_v31"].write([("now", {})]),
+    **{
+        name: FORMS[name].write([("now", {})])
+        for name in ("deepseek_v31", "minimax_m2", "kimi_k2", "seed_oss", "gemma4")
+    },
+    "cohere_command3": FORMS["cohere"].write([("now", {})]),
 }
 PAIRS = [
     *(("qwen3", "hermes"), ("qwen3", "qwen3_xml"), ("glm45", "glm45"), ("mistral", "mistral")),
     *(("deepseek_r1", "deepseek_v31"), ("deepseek_r1", "hermes")),
+    *((name, name) for name in ("minimax_m2", "kimi_k2", "seed_oss", "gemma4", "cohere_command3")),
+    *(("nemotron_v3", "qwen3_xml"), ("olmo3", "hermes")),
 ]
 
 
@@ -93,7 +115,7 @@ def parse(reasoning: str, tools: str, prompt: str, *texts: str) -> list[Piece]:
 
 @pytest.mark.parametrize(("reasoning", "tools"), PAIRS)
 def test_calls_are_read_after_the_reasoning_or_end_it(reasoning: str, tools: str) -> None:
-    (start, end, _, _), call = MARKS[reasoning], CALLS[tools]
+    (start, end), call = MARKS[reasoning][:2], CALLS[tools]
     mark = ToolParserManager.get_tool_parser(tools).marks[0]
     for prompt, output, thoughts, text, num_calls in [
         ("", f"{start}I see.{end}\n{call}", "I see.", "", 1),
@@ -130,7 +152,7 @@ def test_parsers_whose_calls_are_the_whole_answer_read_it_after_the_reasoning() 
         assert calls_of(parsed) == [("now", {})]
 
 
-MARKED = {name: form for name, form in FORMS.items() if name not in ("llama3_json", "pythonic")}
+MARKED = {name: form for name, form in FORMS.items() if name not in ("llama3_json", "pythonic", "xlam")}
 """The forms in which a mark begins a call."""
 
 

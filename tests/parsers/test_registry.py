@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parser
+from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parsers
 from jaxllm.parsers.tool_parser import ToolParser
 
 PLUGIN = """
 from jaxllm.parsers.registry import ToolParserManager
-from jaxllm.parsers.tools.hermes import HermesParser
+from jaxllm.parsers.tools.marked_json import HermesParser
 
 @ToolParserManager.register_module({names!r})
 class Mine(HermesParser):
@@ -116,9 +116,37 @@ def test_a_name_that_is_taken_stays_unless_forced() -> None:
         ),
         ("GLM 4.5", "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key> <think></think>", "glm45", "glm45"),
         ("gpt-oss", "<|start|>assistant<|channel|>analysis<|message|>", "openai", "openai_gptoss"),
+        ("Granite 3", "respond with <|tool_call|> followed by a JSON list", "granite", None),
+        ("Granite 4", 'return a json object\n<tool_call>\n{"name": <function-name>', "hermes", None),
+        ("Jamba", "'<tool_calls>\n[' + calls + ']\n</tool_calls>'", "jamba", None),
+        ("Phi 4 mini", 'formatted as functools[{"name": [function name]', "phi4_mini_json", None),
+        ("Phi 4 mini, its own", "'<|tool|>' + message['tools'] + '<|/tool|>'", "phi4_mini_json", None),
+        ("InternLM 2.5", "<|action_start|><|plugin|>\n", "internlm", None),
+        (
+            "Command R7B",
+            "<|START_THINKING|>plan<|END_THINKING|><|START_ACTION|>[",
+            "cohere_command3",
+            "cohere_command3",
+        ),
+        ("xLAM", '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]', "xlam", None),
+        ("Kimi K2", "<|tool_calls_section_begin|><|tool_call_begin|>", "kimi_k2", None),
+        ("Kimi K2 Thinking", "<think></think><|tool_calls_section_begin|>", "kimi_k2", "qwen3"),
+        ("Seed-OSS", "<seed:tool_call>\n<function= <seed:think>", "seed_oss", "seed_oss"),
+        ("MiniMax M2", '<minimax:tool_call>\n<invoke name="a"> <think>\n', "minimax_m2", "qwen3"),
+        ("DeepSeek V3.2", "'<｜DSML｜' + 'function_calls>' <think>", "deepseek_v32", "deepseek_r1"),
+        ("DeepSeek V4", "<｜DSML｜tool_calls> <think>", "deepseek_v4", "deepseek_r1"),
+        ("Hunyuan 3", "<tool_calls><tool_call>f<tool_sep>\n<arg_key> <think>", "hy_v3", "glm45"),
+        ("LFM2", "List of tools: <|tool_list_start|>[", "lfm2", None),
+        ("Olmo 3", "a pythonic function call wrapped in <function_calls></function_calls>", "olmo3", None),
+        ("Gemma 4", "'<|tool_call>call:' '<|channel>thought\n<channel|>' '<|tool_response>'", "gemma4", "gemma4"),
         ("a template of old", "<|im_start|>user", None, None),
         ("no template", "", None, None),
     ],
 )
 def test_a_template_tells_its_parsers(model: str, template: str, tools: str | None, reasoning: str | None) -> None:
-    assert (find_tool_parser(template), find_reasoning_parser(template)) == (tools, reasoning), model
+    names = find_tool_parsers(template)
+    assert (names, find_reasoning_parser(template)) == ([] if tools is None else [tools], reasoning), model
+
+
+def test_a_template_with_marks_of_two_forms_is_ambiguous() -> None:
+    assert find_tool_parsers("[TOOL_CALLS] or <seed:tool_call><function=") == ["mistral", "seed_oss"]

@@ -1,99 +1,101 @@
-"""DeepSeek V3, R1 and V3.1: calls between tokens that are written with full-width bars."""
+"""DeepSeek V3, R1 and V3.1, Kimi K2: a name and JSON arguments between tokens."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.tool_parser import Attempt, ToolParser
+from jaxllm.parsers.named_calls import MAX_NAME, NAME, Head, NamedCallsParser
 
-START, END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
-CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_NAME = re.compile(r"[^<>\s{}`\"]+")
-_MAX_NAME = 256
+_SEPARATOR = "<｜tool▁sep｜>"
+_BLOCK, _BLOCK_END = "```json", "```"
+_PREFIX, _ARGUMENTS = "functions.", "<|tool_call_argument_begin|>"
+_NUMBERED = re.compile(r"(?:functions\.)?(.+):[0-9]+")
 
 
-class DeepSeekV3Parser(ToolParser):
+class DeepSeekV3Parser(NamedCallsParser):
     """Reads `function<｜tool▁sep｜>NAME` with the arguments in a block of code, and the form of V3.1."""
 
-    marks = (START, END, CALL, SEPARATOR, CALL_END)
+    start, end = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    call, call_end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    marks = (start, end, call, _SEPARATOR, call_end)
     drops_text_after_calls = True
+    gap: ClassVar[str] = "\n"
+    """What grammars write between calls."""
 
-    def read(self) -> Reading[None]:
-        """Read text and calls in turns."""
+    def head(self) -> Reading[Head | None]:
+        """Read the name, after a type if the arguments are in a block of code."""
         incoming = self.incoming
-        while mark := (yield from incoming.until((START, CALL), self.show_text)):
-            attempt = self.attempt(mark)
-            if mark == START and not (yield from incoming.take_spaced(CALL)):
-                self.conclude(attempt, is_call=False)
-                continue
-            is_whole = yield from self._call(attempt)
-            while is_whole and not (yield from incoming.take_spaced(END)):
-                attempt = self.attempt()
-                if not (yield from incoming.take_spaced(CALL)):
-                    self.give_up(attempt)
-                    break
-                is_whole = yield from self._call(attempt)
-
-    def _call(self, attempt: Attempt) -> Reading[bool]:
-        """Read a call and conclude the attempt; return whether it is well formed."""
-        incoming = self.incoming
-        name = yield from incoming.take_while(_NAME, _MAX_NAME)
-        is_call = name != "" and (yield from incoming.take(SEPARATOR))
-        is_block = is_call and not (yield from incoming.next_is("{"))
-        if is_block:
-            name = yield from incoming.take_while(_NAME, _MAX_NAME)
-            is_call = yield from incoming.take_spaced("```json")
-            yield from incoming.skip_space()
-        is_whole = False
-        if is_call and name != "" and (yield from incoming.next_is("{")):
-            self.start_call(name)
-            is_whole = (yield from incoming.json_value(self.show_arguments)) or (
-                yield from self.malformed_arguments((CALL_END,), "```" if is_block else "")
-            )
-            if is_block:
-                yield from incoming.take_spaced("```")
-        self.conclude(attempt, is_call=is_whole)
-        return is_whole and (yield from incoming.take_spaced(CALL_END))
+        name = yield from incoming.take_while(NAME, MAX_NAME)
+        if not (name and (yield from incoming.take(_SEPARATOR))):
+            return None
+        if (yield from incoming.next_is("{")):
+            return Head(name)
+        name = yield from incoming.take_while(NAME, MAX_NAME)
+        if not (yield from incoming.take_spaced(_BLOCK)):
+            return None
+        yield from incoming.skip_space()
+        return Head(name, tail=_BLOCK_END)
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
-        calls = formats.calls(
-            [
-                formats.tag(cls._head(tool.name), formats.json_schema(tool.schema), cls._tail() + CALL_END)
-                for tool in tools
-            ],
-            CALL,
-            separator="\n" if cls._tail() else "",
-            at_least_one=True,
-            parallel=parallel,
+        tags, ends = [cls._tag(tool) for tool in tools], (cls.start, cls.end)
+        return formats.listed_calls(
+            tags, ends, cls.start, separator=cls.gap, at_least_one=at_least_one, parallel=parallel
         )
-        listed = formats.tag(START, calls, END)
-        if at_least_one:
-            return listed
-        return formats.calls([listed], START, separator="", at_least_one=False, parallel=False)
 
     @classmethod
-    def _head(cls, name: str) -> str:
-        return f"{CALL}function{SEPARATOR}{name}\n```json\n"
-
-    @classmethod
-    def _tail(cls) -> str:
-        return "\n```"
+    def _tag(cls, tool: FunctionTool) -> dict[str, Any]:
+        begin, end = f"{cls.call}function{_SEPARATOR}{tool.name}\n{_BLOCK}\n", f"\n{_BLOCK_END}{cls.call_end}"
+        return formats.tag(begin, formats.json_schema(tool.schema), end)
 
 
 class DeepSeekV31Parser(DeepSeekV3Parser):
     """Reads `NAME<｜tool▁sep｜>` with plain arguments, and the form of V3."""
 
-    @classmethod
-    def _head(cls, name: str) -> str:
-        return f"{CALL}{name}{SEPARATOR}"
+    gap = ""
 
     @classmethod
-    def _tail(cls) -> str:
-        return ""
+    def _tag(cls, tool: FunctionTool) -> dict[str, Any]:
+        return formats.tag(f"{cls.call}{tool.name}{_SEPARATOR}", formats.json_schema(tool.schema), cls.call_end)
+
+
+class KimiK2Parser(DeepSeekV3Parser):
+    """Reads `functions.NAME:0<|tool_call_argument_begin|>` with plain arguments; what is before the mark is the id."""
+
+    start, end = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    call, call_end = "<|tool_call_begin|>", "<|tool_call_end|>"
+    marks = (start, end, call, _ARGUMENTS, call_end)
+    drops_text_after_calls = False
+    gap = ""
+
+    def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
+        """Read calls of these tools, and of others."""
+        super().__init__(tools)
+        self._ids = set[str]()
+
+    def head(self) -> Reading[Head | None]:
+        """Read the id, and find the name in it. A repeated id is replaced, since results refer to it."""
+        incoming = self.incoming
+        yield from incoming.skip_space()
+        call_id = yield from incoming.take_while(NAME, MAX_NAME)
+        if not (call_id and (yield from incoming.take_spaced(_ARGUMENTS))):
+            return None
+        yield from incoming.skip_space()
+        match = _NUMBERED.fullmatch(call_id)
+        if match is None:
+            return Head(call_id.removeprefix(_PREFIX))
+        head = Head(match[1], None if call_id in self._ids else call_id)
+        self._ids.add(call_id)
+        return head
+
+    @classmethod
+    def _tag(cls, tool: FunctionTool) -> dict[str, Any]:
+        arguments = formats.json_schema(tool.schema)
+        content = formats.sequence(formats.regex("[0-9]{1,3}"), formats.text(_ARGUMENTS), arguments)
+        return formats.tag(f"{cls.call}{_PREFIX}{tool.name}:", content, cls.call_end)

@@ -1,10 +1,10 @@
-"""Llama 3.1 to 3.3: JSON objects in the answer, separated by semicolons, optionally after a tag."""
+"""Llama 3.1 to 3.3, xLAM: JSON objects anywhere in the answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
@@ -12,12 +12,10 @@ from jaxllm.parsers.incoming import Reading
 from jaxllm.parsers.json_calls import JsonCall
 from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
-_TAG = "<|python_tag|>"
 _FENCE = "```"
 _LANGUAGE = re.compile(r"\w+")
 _MAX_LANGUAGE = 20
 _TRIGGER = '{"name"'
-_TEXT_BEGINS = r"\s*[^\s{<]"
 
 
 class Llama3JsonParser(ToolParser):
@@ -27,23 +25,32 @@ class Llama3JsonParser(ToolParser):
     a call from JSON that the user asked for.
     """
 
-    marks = (_TAG,)
+    marks = ("<|python_tag|>",)
+    tags: ClassVar[tuple[str, ...]] = marks
+    """The texts after which a call may have any name."""
+    end: ClassVar[str] = ""
+    """The text after calls that follow a tag, which models may omit."""
+    key: ClassVar[str] = "parameters"
+    """The key of the arguments in grammars; outputs may have `arguments` or `parameters`."""
+    brackets: ClassVar[tuple[str, str, str]] = ("", "; ", "")
+    """What grammars write before, between and after calls."""
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
         incoming = self.incoming
-        while mark := (yield from incoming.until((_TAG, _FENCE, "[", "{"), self.show_text)):
+        while mark := (yield from incoming.until((*self.tags, _FENCE, "[", "{"), self.show_text)):
             attempt = self.attempt(mark)
             if mark == _FENCE:
                 yield from incoming.take_while(_LANGUAGE, _MAX_LANGUAGE)
             elif mark == "{":
                 incoming.unread(mark)
             is_list = mark == "[" or (mark != "{" and (yield from incoming.take_spaced("[")))
-            if (yield from self._calls(attempt, bool if mark == _TAG else self.tools.__contains__)):
+            if (yield from self._calls(attempt, bool if mark in self.tags else self.tools.__contains__)):
                 if is_list:
                     yield from incoming.take_spaced("]")
-                if mark == _FENCE:
-                    yield from incoming.take_spaced(_FENCE)
+                end = _FENCE if mark == _FENCE else self.end if mark in self.tags else ""
+                if end:
+                    yield from incoming.take_spaced(end)
             elif mark in "[{":
                 yield from self._json_as_text()
             else:
@@ -70,7 +77,7 @@ class Llama3JsonParser(ToolParser):
             self.give_up(attempt)
             return False
         if not call.has_arguments:
-            yield from self.malformed_arguments((_TAG,))
+            yield from self.malformed_arguments(self.tags)
         return self.conclude(attempt, is_call=True)
 
     def _json_as_text(self) -> Reading[None]:
@@ -88,12 +95,29 @@ class Llama3JsonParser(ToolParser):
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
+        before, separator, after = cls.brackets
         tags = [
-            formats.tag(f'{{"name": {formats.quoted(tool.name)}, "parameters": ', formats.json_schema(tool.schema), "}")
+            formats.tag(f'{{"name": {formats.quoted(tool.name)}, "{cls.key}": ', formats.json_schema(tool.schema), "}")
             for tool in tools
         ]
-        calls = formats.calls(tags, _TRIGGER, separator="; ", at_least_one=True, parallel=parallel)
+        calls = formats.calls(tags, _TRIGGER, separator=separator, at_least_one=True, parallel=parallel)
+        calls = formats.tag(before, calls, after) if before else calls
         if at_least_one:
             return calls
         free = formats.calls(tags, _TRIGGER, separator="", at_least_one=False, parallel=parallel)
-        return formats.either(calls, formats.sequence(formats.regex(_TEXT_BEGINS), free), formats.regex(r"\s*"))
+        return formats.either(calls, formats.sequence(formats.regex(cls._text_begins()), free), formats.regex(r"\s*"))
+
+    @classmethod
+    def _text_begins(cls) -> str:
+        """Return a regular expression for the beginning of an answer that does not begin with calls."""
+        return rf"\s*[^\s{{<{re.escape(cls.brackets[0])}]"
+
+
+class XLAMParser(Llama3JsonParser):
+    """xLAM: reads `[{"name": ..., "arguments": {...}}, ...]`, and what `Llama3JsonParser` reads."""
+
+    marks = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]")
+    tags = ("<tool_call>", "[TOOL_CALLS]")
+    end = "</tool_call>"
+    key = "arguments"
+    brackets = ("[", ", ", "]")

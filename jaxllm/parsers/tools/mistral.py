@@ -10,7 +10,7 @@ from typing import Any
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
-from jaxllm.parsers.json_calls import read_call
+from jaxllm.parsers.json_calls import read_call, read_calls
 from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
 START, ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -85,14 +85,7 @@ class MistralParser(ToolParser):
 
     def _listed(self, attempt: Attempt) -> Reading[bool]:
         """Read the calls of a list up to its closing bracket; return whether it begins with a call."""
-        incoming, is_call = self.incoming, False
-        while (yield from self._object(attempt)):
-            is_call, attempt = True, self.attempt()
-            if not (yield from incoming.take_spaced(",")):
-                self.give_up(attempt)
-                yield from incoming.take_spaced("]")
-                break
-        return is_call
+        return (yield from read_calls(self, attempt, default="{}", ends=(START,)))
 
     def _object(self, attempt: Attempt) -> Reading[bool]:
         """Read a call that is an object, and conclude the attempt."""

@@ -1,4 +1,4 @@
-"""Llama 4, Llama 3.2 and others: the whole answer is a list of Python calls with keyword arguments."""
+"""Llama 4, Llama 3.2, LFM2, Olmo 3 and others: Python calls with keyword arguments."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import re
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
+from jaxllm.parsers.json_calls import read_calls
 from jaxllm.parsers.json_text import as_json
 from jaxllm.parsers.tagged_arguments import argument_formats
-from jaxllm.parsers.tool_parser import ToolParser
+from jaxllm.parsers.tool_parser import Attempt, ToolParser
 
-START, END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[^\s()=,'\"]+")
 _MAX_NAME = 256
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
@@ -40,20 +40,36 @@ class PythonicParser(ToolParser):
     Values are literals; nothing is evaluated.
     """
 
-    marks = (START, END)
+    marks = ("<|python_start|>", "<|python_end|>")
+    needs_mark: ClassVar[bool] = False
+    """Whether calls are anywhere in an answer after the first mark, with any names, and up to the second one."""
+    brackets: ClassVar[tuple[str, str]] = ("[", "]")
+    """What is around the calls."""
+    separator: ClassVar[str] = ", "
+    """What is between calls. Outputs may lack it if it is white space."""
 
     def __init__(self, tools: Sequence[FunctionTool] = ()) -> None:
-        """Read calls of these tools."""
+        """Read calls of these tools, and of others after a mark."""
         super().__init__(tools)
         self._is_lost = False
         """Whether an entry is not a call, so that its end is unknown and no call is read after it."""
 
     def read(self) -> Reading[None]:
-        """Read a list of calls, if there is one. After a malformed call, continue with the next one in the list."""
-        incoming, attempt = self.incoming, self.attempt()
-        yield from incoming.skip_space()
-        yield from incoming.take(START)
-        name = (yield from self._name()) if (yield from incoming.take_spaced("[")) else None
+        """Read text and calls in turns, or the calls that an answer begins with."""
+        incoming, start = self.incoming, self.marks[0]
+        if not self.needs_mark:
+            attempt = self.attempt()
+            yield from incoming.skip_space()
+            yield from incoming.take(start)
+            yield from self._calls(attempt)
+        while self.needs_mark and (yield from incoming.until((start,), self.show_text)):
+            self._is_lost = False
+            yield from self._calls(self.attempt(start))
+
+    def _calls(self, attempt: Attempt) -> Reading[None]:
+        """Read calls, if there are any. After a malformed call, continue with the next one."""
+        incoming, (opened, closed) = self.incoming, map(str.strip, self.brackets)
+        name = (yield from self._name()) if (yield from incoming.take_spaced(opened)) else None
         goes_on, is_call = name is not None, False
         while goes_on:
             is_call = name is not None and (yield from self._arguments(name))
@@ -62,20 +78,29 @@ class PythonicParser(ToolParser):
                 yield from self._rest_of_call()
             self.conclude(attempt, is_call=is_call)
             attempt = self.attempt()
-            goes_on = not self._is_lost and (yield from incoming.take_spaced(","))
+            goes_on = not self._is_lost and (yield from self._goes_on())
             name = (yield from self._name()) if goes_on else None
         if not is_call:
             self.conclude(attempt, is_call=False)
             return
         self.give_up(attempt)
-        yield from incoming.take_spaced("]")
-        yield from incoming.take_spaced(END)
+        yield from incoming.take_spaced(closed)
+        yield from incoming.take_spaced(self.marks[1])
+
+    def _goes_on(self) -> Reading[bool]:
+        """Read what is between two calls; return whether another one follows."""
+        if (yield from self.incoming.take_spaced(",")):
+            return True
+        if not self.separator.isspace():
+            return False
+        yield from self.incoming.skip_space()
+        return (yield from self.incoming.has(1)) and not (yield from self.incoming.next_is(self.marks[1]))
 
     def _name(self) -> Reading[str | None]:
-        """Read the name of a tool, and the bracket that opens its arguments; None if there are none."""
+        """Read the name of a function, and the bracket that opens its arguments; None if there are none."""
         yield from self.incoming.skip_space()
         name = yield from self.incoming.take_while(_NAME, _MAX_NAME)
-        if name in self.tools and (yield from self.incoming.take("(")):
+        if name and (self.needs_mark or name in self.tools) and (yield from self.incoming.take("(")):
             return name
         return None
 
@@ -163,12 +188,47 @@ class PythonicParser(ToolParser):
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` defines, with values as in JSON."""
         tags = [
-            formats.tag(f"{tool.name}(", argument_formats(tool, _NAME, lambda key: f"{key}=", ", ", is_json=True), ")")
+            formats.tag(f"{tool.name}(", argument_formats(tool, _NAME, lambda key, _: f"{key}=", separator=", "), ")")
             for tool in tools
         ]
-        calls = formats.calls(tags, "[", separator=", ", at_least_one=True, parallel=parallel)
-        listed = formats.tag("[", calls, "]")
+        opened, closed = cls.brackets
+        if cls.needs_mark:
+            start, end = cls.marks
+            ends = (start + opened, closed + end)
+            return formats.listed_calls(
+                tags, ends, start, separator=cls.separator, at_least_one=at_least_one, parallel=parallel
+            )
+        calls = formats.calls(tags, opened, separator=cls.separator, at_least_one=True, parallel=parallel)
+        listed = formats.tag(opened, calls, closed)
         return listed if at_least_one else formats.either(listed, formats.regex(_OTHER_TEXT))
+
+
+class Lfm2Parser(PythonicParser):
+    """LFM2: reads `<|tool_call_start|>[name(key=value, ...)]<|tool_call_end|>`, also JSON objects in the list."""
+
+    marks = ("<|tool_call_start|>", "<|tool_call_end|>")
+    needs_mark = True
+
+    def _calls(self, attempt: Attempt) -> Reading[None]:
+        incoming = self.incoming
+        start = incoming.trial()
+        is_json = (yield from incoming.take_spaced("[")) and (yield from incoming.next_is("{"))
+        if not is_json:
+            incoming.rewind(start)
+            yield from super()._calls(attempt)
+            return
+        incoming.settle(start)
+        if (yield from read_calls(self, attempt, ends=self.marks[1:])):
+            yield from incoming.take_spaced(self.marks[1])
+
+
+class Olmo3Parser(PythonicParser):
+    """Olmo 3: reads `<function_calls>` and calls on lines of their own."""
+
+    marks = ("<function_calls>", "</function_calls>")
+    needs_mark = True
+    brackets = ("\n", "\n")
+    separator = "\n"
 
 
 def _as_json(literal: str) -> str | None:

@@ -9,8 +9,8 @@ from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.output_parser import OutputParser
-from jaxllm.parsers.reasoning import HARMONY, MARKS
-from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parser
+from jaxllm.parsers.reasoning import AUTO, HARMONY, MARKS
+from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parsers
 from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.tools.openai import OpenAIParser
 from jaxllm.server.openai.tools import ToolUse
@@ -22,7 +22,7 @@ def check_parsers(args: ServerArgs) -> None:
     """Load the plugin named in `args`, and refuse unknown parsers. Raises VLLMValidationError."""
     if args.tool_parser_plugin:
         ToolParserManager.import_tool_parser(args.tool_parser_plugin)
-    if args.tool_call_parser is not None:
+    if args.tool_call_parser not in (None, AUTO):
         ToolParserManager.get_tool_parser(args.tool_call_parser)
 
 
@@ -30,14 +30,31 @@ class OutputParsers:
     """Makes the parsers of a server's answers."""
 
     def __init__(self, args: ServerArgs, reasoning_parser: str, template: str | Mapping[str, str] | None) -> None:
-        """Use the parsers named, else those that the model's chat template implies."""
+        """Use the parsers named, else, as for the name "auto", those that the model's chat template implies."""
         text = template if isinstance(template, str) else "\n".join((template or {}).values())
-        self.tool_parser_name = args.tool_call_parser or (find_tool_parser(text) if knows_tools(text) else TOLD_PARSER)
+        named = None if args.tool_call_parser == AUTO else args.tool_call_parser
+        self._candidates = find_tool_parsers(text) if knows_tools(text) else [TOLD_PARSER]
+        self._is_named = named is not None
+        self.tool_parser_name = named or next(iter(self._candidates), None)
         """None if the form of the model's calls is unknown."""
         name = self.tool_parser_name
         self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name)
-        self.reasoning = reasoning_parser or find_reasoning_parser(text)
-        self._is_reasoning_named = bool(reasoning_parser)
+        self._is_reasoning_named = reasoning_parser not in ("", AUTO)
+        self.reasoning = reasoning_parser if self._is_reasoning_named else find_reasoning_parser(text)
+
+    def described(self) -> str:
+        """Return a line for the log: the parsers, why these, and the flag that chooses another if that is in doubt."""
+        why = {True: "as named", False: "as the chat template shows"}
+        if self.tool_parser_name is None:
+            calls = "The chat template shows no known form of tool calls: --tool-call-parser names one"
+        else:
+            calls = f"Tool calls are read as {self.tool_parser_name}, {why[self._is_named]}"
+        if not self._is_named and len(self._candidates) > 1:
+            others = " and ".join(self._candidates[1:])
+            calls += f", which has marks of {others} too: --tool-call-parser names the right one"
+        if self.reasoning is None:
+            return f"{calls}; no reasoning is split off."
+        return f"{calls}; reasoning is read as {self.reasoning}, {why[self._is_reasoning_named]}."
 
     def tool_parser(self, use: ToolUse) -> type[ToolParser] | None:
         """Return the parser class for an answer's calls; None if it may call nothing.

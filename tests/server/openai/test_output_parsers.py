@@ -8,7 +8,7 @@ import pytest
 
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.parsers.pieces import gather
-from jaxllm.server.openai.output_parsers import OutputParsers
+from jaxllm.server.openai.output_parsers import OutputParsers, check_parsers
 
 TEMPLATE = "{{ '<think>' }}"
 """It tells of <think> without a start of reasoning in its prompts."""
@@ -65,3 +65,38 @@ def test_a_variable_of_the_template_turns_reasoning_off() -> None:
     assert split("qwen3", "user", "Yes", enable_thinking=False) == ("", "Yes")
     assert split("glm45", "user", "Yes", thinking=False) == ("", "Yes")
     assert split("qwen3", "user", "Yes", enable_thinking=True) == ("Yes", "")
+
+
+@pytest.mark.parametrize(
+    ("named", "reasoning", "template", "expected"),
+    [
+        (
+            None,
+            "",
+            "tools <tool_call> <think>",
+            "as hermes, as the chat template shows; reasoning is read as qwen3, as",
+        ),
+        ("auto", "auto", "tools [TOOL_CALLS]", "as mistral, as the chat template shows; no reasoning is split off."),
+        ("mistral", "qwen3", "tools", "as mistral, as named; reasoning is read as qwen3, as named."),
+        (
+            None,
+            "",
+            "tools [TOOL_CALLS] <|tool_call_start|>",
+            "marks of lfm2 too: --tool-call-parser names the right one",
+        ),
+        (None, "", "tools", "The chat template shows no known form of tool calls: --tool-call-parser names one"),
+        ("hermes", "", "tools", "as hermes, as named"),
+    ],
+)
+def test_the_log_says_which_parsers_and_why(named: str | None, reasoning: str, template: str, expected: str) -> None:
+    parsers = OutputParsers(ServerArgs(tool_call_parser=named), reasoning, template)
+    assert expected in parsers.described()
+
+
+def test_auto_is_what_no_name_is() -> None:
+    check_parsers(ServerArgs(tool_call_parser="auto"))
+    for template in (TEMPLATE, "tools <seed:tool_call> <seed:think>", "tools"):
+        auto = OutputParsers(ServerArgs(tool_call_parser="auto"), "auto", template)
+        default = OutputParsers(ServerArgs(), "", template)
+        assert (auto.tool_parser_name, auto.reasoning) == (default.tool_parser_name, default.reasoning)
+        assert auto.opened("user", {}) == "user"
