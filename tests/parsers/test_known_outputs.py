@@ -535,7 +535,7 @@ KNOWN: dict[str, list[Known]] = {
             '<｜DSML｜invoke name="new">\n<｜DSML｜parameter name="a" string="false">[1]</｜DSML｜parameter>\n'
             '<｜DSML｜parameter name="b" string="true">[1]</｜DSML｜parameter>\n'
             '<｜DSML｜parameter name="c">[1]</｜DSML｜parameter>\n</｜DSML｜invoke>',
-            [("new", {"a": [1], "b": "[1]", "c": "[1]"})],
+            [("new", {"a": [1], "b": "[1]", "c": [1]})],
         ),
     ],
     "hy_v3": [

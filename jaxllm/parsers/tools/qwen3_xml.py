@@ -165,6 +165,10 @@ class DeepSeekV32Parser(MiniMaxM2Parser):
     marks = (start, end, function, *_DSML)
     drops_text_after_calls = True
 
+    def _named(self, head: str) -> tuple[str, bool | None]:
+        name, is_text = super()._named(head)
+        return name, bool(is_text)
+
 
 class DeepSeekV4Parser(DeepSeekV32Parser):
     """DeepSeek V4: its outermost tags are its own."""

@@ -34,6 +34,8 @@ class OutputParsers:
         text = template if isinstance(template, str) else "\n".join((template or {}).values())
         named = None if args.tool_call_parser == AUTO else args.tool_call_parser
         self._candidates = find_tool_parsers(text) if knows_tools(text) else [TOLD_PARSER]
+        by_template = "as the chat template shows" if knows_tools(text) else "since the chat template knows no tools"
+        self._why_tools = by_template if named is None else "as named"
         self._is_named = named is not None
         self.tool_parser_name = named or next(iter(self._candidates), None)
         """None if the form of the model's calls is unknown."""
@@ -44,17 +46,17 @@ class OutputParsers:
 
     def described(self) -> str:
         """Return a line for the log: the parsers, why these, and the flag that chooses another if that is in doubt."""
-        why = {True: "as named", False: "as the chat template shows"}
         if self.tool_parser_name is None:
             calls = "The chat template shows no known form of tool calls: --tool-call-parser names one"
         else:
-            calls = f"Tool calls are read as {self.tool_parser_name}, {why[self._is_named]}"
+            calls = f"Tool calls are read as {self.tool_parser_name}, {self._why_tools}"
         if not self._is_named and len(self._candidates) > 1:
             others = " and ".join(self._candidates[1:])
             calls += f", which has marks of {others} too: --tool-call-parser names the right one"
         if self.reasoning is None:
             return f"{calls}; no reasoning is split off."
-        return f"{calls}; reasoning is read as {self.reasoning}, {why[self._is_reasoning_named]}."
+        why = "as named" if self._is_reasoning_named else "as the chat template shows"
+        return f"{calls}; reasoning is read as {self.reasoning}, {why}."
 
     def tool_parser(self, use: ToolUse) -> type[ToolParser] | None:
         """Return the parser class for an answer's calls; None if it may call nothing.

@@ -86,6 +86,7 @@ def test_a_variable_of_the_template_turns_reasoning_off() -> None:
         ),
         (None, "", "tools", "The chat template shows no known form of tool calls: --tool-call-parser names one"),
         ("hermes", "", "tools", "as hermes, as named"),
+        (None, "", "", "as hermes, since the chat template knows no tools; no reasoning is split off."),
     ],
 )
 def test_the_log_says_which_parsers_and_why(named: str | None, reasoning: str, template: str, expected: str) -> None:
