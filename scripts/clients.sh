@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# clients.sh [CLIENT...]: run real clients, unmodified and each in its own environment, against a server of SmolLM2, and
-# clients of embeddings against all-MiniLM-L6-v2. Clients of agents run twice: with fixed answers from a core without a
-# model, so that the results are known, and with SmolLM2, where a grammar forces the calls. Clients in TOLD run with fixed
-# answers only: their prompts are longer than SmolLM2's context, or they check output that it cannot write. CLIENT-pictures
-# sends a picture to a tiny model that sees; its text means nothing. Packages after "npm:" are npm's. The exit status is 0 if all named clients (by default all) passed.
+# clients.sh [CLIENT...]: run real clients, unmodified and each in its own environment, against a server of SmolLM2, clients
+# of embeddings against all-MiniLM-L6-v2, and clients of speech against Whisper base. Clients of agents run twice: with
+# fixed answers from a core without a model, so that the results are known, and with SmolLM2, where a grammar forces the
+# calls. Clients in TOLD run with fixed answers only: their prompts are longer than SmolLM2's context, or they check output
+# that it cannot write. CLIENT-pictures sends a picture to a tiny model that sees; its text means nothing. Packages after
+# "npm:" are npm's. The exit status is 0 if all named clients (by default all) passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/lib.sh
@@ -11,6 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 declare -A PACKAGES=(
   [openai]="openai>=2"
   [openai-lora]="openai>=2"
+  [openai-audio]="openai>=2"
   [openai-pictures]="openai>=2"
   [langchain]="langchain-openai>=1"
   [langchain-pictures]="langchain-openai>=1"
@@ -37,6 +39,7 @@ declare -A PACKAGES=(
   [vercel-ai]="npm:node@22 ai @ai-sdk/openai-compatible"
   [vercel-ai-pictures]="npm:node@22 ai @ai-sdk/openai-compatible"
   [openai-npm]="npm:node@22 openai"
+  [openai-npm-audio]="npm:node@22 openai"
   [anthropic-npm]="npm:node@22 @anthropic-ai/sdk"
   [promptfoo]="npm:node@22 promptfoo"
   [openai-embeddings]="openai>=2"
@@ -51,8 +54,9 @@ COMMANDS=" codex claude-code opencode continue " # what agents/commands.sh runs
 TOLD="$COMMANDS promptfoo aider "
 PICTURES=" openai-pictures anthropic-pictures langchain-pictures vercel-ai-pictures "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
+AUDIO=" openai-audio openai-npm-audio "
 [ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval lm-eval-vllm outlines guidellm schemathesis \
-  tool-calls $PICTURES $AGENTS $POOLED
+  tool-calls $PICTURES $AGENTS $POOLED $AUDIO
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done
@@ -135,7 +139,8 @@ serve_replies() { # start a server whose answers are told
 }
 
 folder_of() { # CLIENT: make its environment; prints its folder
-  local folder=$PWD/.cache/clients/${1%-embeddings} packages=${PACKAGES[$1]}
+  local name=${1%-embeddings} packages=${PACKAGES[$1]}
+  local folder=$PWD/.cache/clients/${name%-audio}
   if [ ! -e "$folder/installed" ]; then
     case $packages in
       npm:*)
@@ -179,6 +184,8 @@ run_pictures() {
   serve_pictures
   run_script "${1%-pictures}" pictures "$work/picture.png"
 }
+
+run_audio() { run_script "$1" tests/data/media/speech.ogg; }
 
 run_agent() {
   local folder
@@ -258,12 +265,14 @@ for client in "$@"; do
   say "$client"
   needed=smollm2
   [[ $POOLED != *" $client "* ]] || needed=minilm
+  [[ $AUDIO != *" $client "* ]] || needed=whisper
   [[ $AGENTS != *" $client "* ]] || needed=agent # each has servers of its own
   [[ $PICTURES != *" $client "* && $client != openai-lora ]] || needed=agent
   [ "$client" != lm-eval-vllm ] || needed=$served # it has no server
   if [ "$served" != "$needed" ]; then
     case $needed in
       minilm) serve minilm ;;
+      whisper) serve whisper --dtype float32 ;;
       smollm2) serve smollm2 --max-model-len 1024 ;;
     esac
     served=$needed
@@ -273,6 +282,7 @@ for client in "$@"; do
   declare -F "$run" >/dev/null || run="run_script $client"
   [[ $AGENTS != *" $client "* ]] || run="run_agent $client"
   [[ $PICTURES != *" $client "* ]] || run="run_pictures $client"
+  [[ $AUDIO != *" $client "* ]] || run="run_audio $client"
   set +e
   (set -e; $run)
   status=$?

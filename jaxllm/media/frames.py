@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.boxes import check_tables
 from jaxllm.media.decode import MAX_PIXELS, check_size, decode_image, image_size
 from jaxllm.media.errors import MediaError
 
@@ -218,6 +219,8 @@ def _opened(data: bytes) -> Iterator[Any]:
     except ImportError as error:
         message = "reading video files needs PyAV: pip install 'jaxllm[video]', or pass an array of frames."
         raise VLLMValidationError(message, parameter="video") from error
+    if names[0] == "mov":
+        check_tables(data)
     try:
         with av.open(BytesIO(data), format=names[0]) as container:
             yield container

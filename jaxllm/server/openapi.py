@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute, Route
 
-from jaxllm.server.http.endpoint import Endpoint
+from jaxllm.server.http.endpoint import Endpoint, Types
 from jaxllm.server.http.errors import ErrorResponse
 
 REFERENCE = "#/components/schemas/{name}"
@@ -34,7 +34,13 @@ def described_types(routes: Iterable[BaseRoute]) -> list[Any]:
     """Return the types of all requests and answers, each once."""
     endpoints = [route.endpoint for route in routes if isinstance(route, Route)]
     types = [endpoint.types for endpoint in endpoints if isinstance(endpoint, Endpoint) and endpoint.types is not None]
-    return list(dict.fromkeys([ErrorResponse, *(kind for each in types for kind in each[:4] if kind is not None)]))
+    kinds = [kind for each in types for kind in (*_answers(each), *each[1:4]) if kind is not None]
+    return list(dict.fromkeys([ErrorResponse, *kinds]))
+
+
+def _answers(types: Types) -> tuple[Any, ...]:
+    """Return the types of a route's answers in JSON."""
+    return types.response if isinstance(types.response, tuple) else (types.response,)
 
 
 def _document(app: FastAPI, open_paths: Container[str], *, has_keys: bool) -> dict[str, Any]:
@@ -85,7 +91,10 @@ def _operation(
             for name in route.param_convertors
         ]
     if types is not None:
-        content = {"application/json": {"schema": schema(types.response)}}
+        answers = [schema(each) for each in _answers(types)]
+        content = {"application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}}
+        if types.has_text:
+            content["text/plain"] = {"schema": {"type": "string"}}
         if types.event is not None:  # a schema would describe the whole stream, which is impossible
             content[types.streams] = {"x-event": schema(types.event)}
         success["content"] = content

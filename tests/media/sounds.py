@@ -83,3 +83,40 @@ def film(seconds: int = 1) -> bytes:
         for packet in video.encode(None):
             container.mux(packet)
     return stream.getvalue()
+
+
+def forged_mov(num_samples: int = 400, chunk: int = 400, *, num_edits: int = 1, extra: bytes = b"") -> bytes:
+    """Return a MOV file of 400 samples of a byte, whose tables announce `num_samples`, and `chunk` for its only chunk.
+
+    Its edit list plays it all `num_edits` times. `extra` are boxes that follow the tables.
+    """
+    unit = struct.pack(">9I", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
+    form = bytes(7) + b"\1" + bytes(8) + struct.pack(">HHHHI", 1, 16, 0, 0, 16_000 << 16)
+    tables = box(
+        "stbl",
+        box("stsd", struct.pack(">II", 0, 1), box("sowt", form)),
+        box("stts", struct.pack(">IIII", 0, 1, num_samples, 2)),
+        box("stsc", struct.pack(">IIIII", 0, 1, 1, chunk, 1)),
+        box("stsz", struct.pack(">III", 0, 1, num_samples)),
+        box("stco", struct.pack(">III", 0, 1, 28)),
+        extra,
+    )
+    source = box("dinf", box("dref", struct.pack(">II", 0, 1), box("url ", b"\0\0\0\1")))
+    sound = box(
+        "mdia",
+        box("mdhd", struct.pack(">IIIIII", 0, 0, 0, 16_000, 800, 0)),
+        box("hdlr", bytes(8) + b"soun" + bytes(13)),
+        box("minf", box("smhd", bytes(8)), source, tables),
+    )
+    edits = box("elst", struct.pack(">II", 0, num_edits), struct.pack(">III", 50, 0, 0x10000) * num_edits)
+    track = box("tkhd", struct.pack(">IIIIII", 7, 0, 0, 1, 0, 50), bytes(16), unit, bytes(8))
+    head = box(
+        "mvhd", struct.pack(">IIIIIIH", 0, 0, 0, 1000, 50, 0x10000, 0x100), bytes(10), unit, bytes(24), b"\0\0\0\2"
+    )
+    moov = box("moov", head, box("trak", track, box("edts", edits), sound))
+    return box("ftyp", b"qt  " + bytes(4) + b"qt  ") + box("mdat", bytes(400)) + moov
+
+
+def box(name: str, *parts: bytes) -> bytes:
+    """Return a box of an MP4 file."""
+    return struct.pack(">I4s", 8 + sum(map(len, parts)), name.encode()) + b"".join(parts)

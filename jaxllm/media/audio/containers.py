@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio.blocks import BLOCK, Blocks, check_channels, refusing_damage
+from jaxllm.media.boxes import check_tables
 from jaxllm.media.errors import MediaError
 
 _CONTAINERS = {b"ftyp": ("mov", 4), b"\x1aE\xdf\xa3": ("matroska", 0)}
@@ -29,6 +30,8 @@ def container_blocks(data: bytes, name: str) -> Blocks:
     except ImportError as error:
         message = "reading MP4, M4A, MOV, WebM and Matroska files needs PyAV: pip install 'jaxllm[video]', or send a "
         raise VLLMValidationError(f"{message}WAV, FLAC, Ogg or MP3 file.", parameter="audio") from error
+    if name == "mov":
+        check_tables(data)
     with refusing_damage(), av.open(BytesIO(data), "r", format=name) as container:
         if not container.streams.audio:
             raise MediaError("the file has no audio in it.")

@@ -111,12 +111,15 @@ class Types(NamedTuple):
     """The types of a route's request and answers, for the OpenAPI document."""
 
     response: Any
+    """A tuple if there are several types of answers."""
     request: Any = None
     event: Any = None
     """One event of the stream that the route can answer with instead."""
     error: Any = ErrorResponse
     streams: str = "text/event-stream"
     """The content type of the stream."""
+    has_text: bool = False
+    """Whether an answer may be plain text."""
 
 
 class Endpoint[S]:

@@ -13,6 +13,7 @@ from jaxllm.exceptions import VLLMValidationError
 _MAX_PARTS = 100
 _MAX_FIELD = 1 << 16
 """The most bytes of a field that is no file."""
+_MAX_NAME = 100
 _MAX_BOUNDARY = 70
 """As in RFC 2046."""
 
@@ -36,7 +37,10 @@ def read_form(body: bytes, content_type: bytes) -> Form:
         parser.write(body)
         parser.finalize()
     except FormParserError as error:
-        raise VLLMValidationError("The body is not a form of the type multipart/form-data.") from error
+        message = "The body is not a form of the type multipart/form-data."
+        if str(error).startswith("Maximum header"):
+            message = "The form has a part with too many or too long headers: shorten its name or its file's name."
+        raise VLLMValidationError(message) from error
     if not reader.is_ended:
         raise VLLMValidationError("The form ends early: its last boundary is missing.")
     return Form(reader.fields, reader.files)
@@ -88,6 +92,8 @@ class _Reader:
         if b"name" not in options:
             raise VLLMValidationError("The form has a part without a name.")
         self._name = _text(options[b"name"], "a name")
+        if len(self._name) > _MAX_NAME:
+            raise VLLMValidationError(f"The form has a part whose name has more than {_MAX_NAME} characters.")
         self._is_file = b"filename" in options or b"filename*" in options
 
     def _add_data(self, data: bytes, start: int, end: int) -> None:

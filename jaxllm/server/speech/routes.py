@@ -24,6 +24,7 @@ from jaxllm.server.speech.protocol import (
     TranscriptionForm,
     TranscriptionRequest,
     TranscriptionResponse,
+    TranscriptionResponseVerbose,
     TranscriptionStreamResponse,
 )
 from jaxllm.server.speech.serving import OpenAIServingTranscription, PlainText
@@ -45,7 +46,8 @@ def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> Serving:
 def routes(serving: Callable[[], Serving]) -> list[Route]:
     """Return the routes, which any model has: one that does not transcribe refuses their requests."""
     form = BodyLimit(audio_limits()[0] + _FIELDS_BYTES, "JAXLLM_MAX_AUDIO_CLIP_FILESIZE_MB")
-    types = Types(TranscriptionResponse, TranscriptionForm, TranscriptionStreamResponse)
+    answers = TranscriptionResponse, TranscriptionResponseVerbose
+    types = Types(answers, TranscriptionForm, TranscriptionStreamResponse, has_text=True)
     return [
         Route(path, Endpoint(handler, serving, types, form=form, runs_model=True), methods=["POST"])
         for path, handler in ((TRANSCRIPTIONS, answer_transcription), (TRANSLATIONS, answer_translation))
@@ -95,6 +97,6 @@ def _values(form: Form) -> Mapping[str, Any]:
     if (arguments := values.get("vllm_xargs")) is not None:
         try:
             values["vllm_xargs"] = msgspec.json.decode(arguments)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise VLLMValidationError(f"vllm_xargs must be JSON: {error}.", parameter="vllm_xargs") from error
     return values

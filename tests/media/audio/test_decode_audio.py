@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio.blocks import AudioLimits
 from jaxllm.media.audio.decode import decode_audio
 from jaxllm.media.errors import MediaError
-from tests.media.sounds import contain, encode, film, tones, wav
+from tests.media.sounds import box, contain, encode, film, forged_mov, tones, wav
 
 RATE = 16_000
 EXACT = {
@@ -267,6 +268,42 @@ def test_a_flac_header_that_announces_another_length():
     assert len(decode_audio(with_length(data, 100), RATE)) <= len(samples)
     with pytest.raises(MediaError, match="does not say its length"):
         decode_audio(with_length(data, 0), RATE)
+
+
+LONG_CHUNKS = box("stsc", struct.pack(">IIIII", 0, 1, 1, 2**31, 1)) + box("stco", bytes(7) + b"\xff" + bytes(1020))
+FORGED: dict[str, dict[str, Any]] = {
+    "samples": {"num_samples": 170_000_000, "chunk": 170_000_000},
+    "chunks": {
+        "extra": box("stsc", struct.pack(">IIIII", 0, 1, 1, 2**31, 1)) + box("stco", bytes(7) + b"\xff" + bytes(1020))
+    },
+    "edits": {"num_samples": 400, "num_edits": 100_000},
+    "fragments": {"extra": box("trun", struct.pack(">II", 0, 170_000_000))},
+    "more samples": {"extra": box("stz2", struct.pack(">III", 0, 8, 2**32 - 1))},
+    "a compressed header": {"extra": box("cmov", b"x")},
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_tables_that_announce_more_than_there_is(name: str):
+    """FFmpeg would make entries for all samples that are announced."""
+    with pytest.raises(MediaError, match=r"tables announce more than it has|header is compressed"):
+        decode_audio(forged_mov(**FORGED[name]), RATE)
+
+
+def test_tables_are_looked_for_outside_the_sound():
+    assert len(decode_audio(forged_mov(), RATE)) == 400
+    assert len(decode_audio(forged_mov(num_edits=2), RATE)) >= 400
+    samples = tones(0.5, RATE)
+    data = contain(samples, RATE, "mov", "pcm_s16le")
+    at = data.index(b"mdat") + 4
+    hidden = box("stsz", struct.pack(">III", 0, 1, 2**32 - 1))
+    decoded = decode_audio(data[:at] + hidden + data[at + len(hidden) :], RATE)
+    np.testing.assert_allclose(decoded[20:], samples[20:, 0], rtol=0, atol=2**-15)
+
+
+def test_a_file_of_very_many_boxes():
+    with pytest.raises(MediaError, match="more than 100,000 boxes"):
+        decode_audio(box("ftyp", b"qt  ") + box("free") * 200_000, RATE)
 
 
 @pytest.mark.parametrize("form", ["WAV", "FLAC"])

@@ -42,8 +42,13 @@ BAD: dict[str, tuple[bytes, str, str]] = {
     "a long field": (make_form({"a": "x" * 70_000}, {})[0], KIND, "a: a field of a form has at most 65536 bytes"),
     "a part without a name": (GOOD.replace(b' name="a"', b""), KIND, "a part without a name"),
     "no UTF-8": (GOOD.replace(b"\r\n1\r\n", b"\r\n\xff\r\n"), KIND, "not UTF-8: a"),
-    "many headers": (GOOD.replace(b"\r\n\r\n1", b"\r\nx: y" * 10_000 + b"\r\n\r\n1"), KIND, "not a form"),
-    "a long header": (GOOD.replace(b"\r\n\r\n1", b"\r\nx: " + b"y" * 100_000 + b"\r\n\r\n1"), KIND, "not a form"),
+    "many headers": (
+        GOOD.replace(b"\r\n\r\n1", b"\r\nx: y" * 10_000 + b"\r\n\r\n1"),
+        KIND,
+        "too many or too long headers",
+    ),
+    "a long header": (GOOD.replace(b"\r\n\r\n1", b"\r\nx: " + b"y" * 100_000 + b"\r\n\r\n1"), KIND, "too long headers"),
+    "a long name": (make_form({"a" * 101: ""}, {})[0], KIND, "name has more than 100 characters"),
 }
 
 

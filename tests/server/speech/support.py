@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from tests.server.support import Answer, Served
 SPEECH = Path(__file__).parents[2] / "data/media/speech.ogg"
 """A voice of espeak-ng: "The quick brown fox jumps over the lazy dog. My phone number is five five five, one two three
 four." It lasts 7.65 s."""
+DATA = SPEECH.read_bytes()
+SAID = re.compile(r"quick.*fox.*lazy dog.*phone number", re.IGNORECASE | re.DOTALL)
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+MOST_BYTES = 32 << 20
+"""The most bytes of samples that the server decodes: nearly 9 minutes."""
 _BOUNDARY = "a5c3e7"
 
 
@@ -25,7 +31,7 @@ def make_form(fields: Mapping[str, str | list[str]], files: Mapping[str, bytes])
     return body, f"multipart/form-data; boundary={_BOUNDARY}"
 
 
-def send(server: Served, data: bytes | None, path: str = "/v1/audio/transcriptions", **fields: Any) -> Answer:
+def send(server: Served, data: bytes | None, path: str = TRANSCRIPTIONS, **fields: Any) -> Answer:
     """Send a file, and fields whose values are texts, numbers or lists of texts; times stands for granularities."""
     if "times" in fields:
         fields["timestamp_granularities[]"] = fields.pop("times")

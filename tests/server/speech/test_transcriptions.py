@@ -10,7 +10,6 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,37 +18,18 @@ import pytest
 import soundfile
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.server.app import build_app
 from tests.media.sounds import encode
-from tests.server.speech.support import SPEECH, make_form, send
+from tests.server.speech.support import DATA, SAID, TRANSCRIPTIONS, TRANSLATIONS, make_form, send
 from tests.server.support import Served, command_line, served
+from tests.server.test_conformance import check_answer, operation_of
 
 pytestmark = pytest.mark.server
 
 RATE = 16_000
-DATA = SPEECH.read_bytes()
-TRANSLATIONS = "/v1/audio/translations"
 ONCE = {"language": "en", "temperature": "0.01", "seed": "7"}
 """A repeated text is compressed well: at temperature 0 it would be tried again, as if the model repeated itself."""
-SAID = re.compile(r"quick.*fox.*lazy dog.*phone number", re.IGNORECASE | re.DOTALL)
-
-
-@pytest.fixture(scope="module")
-def whisper(whisper_path: str) -> Iterator[AsyncLLM]:
-    """Return an engine whose core is a thread; two clips at once need few programs."""
-    args = AsyncEngineArgs(
-        whisper_path, dtype="float32", max_num_seqs=2, max_num_batched_tokens=16, max_num_queued_reqs=64
-    )
-    with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as llm:
-        yield llm
-
-
-@pytest.fixture(scope="module")
-def server(whisper: AsyncLLM) -> Iterator[Served]:
-    with served(whisper) as started:
-        yield started
 
 
 def speech() -> np.ndarray:
@@ -152,6 +132,27 @@ def test_long_sounds_are_whole_and_in_order(server: Served) -> None:
     assert [event["choices"][0]["finish_reason"] for event in streamed.events].count("stop") == 3
 
 
+DESCRIBED: dict[str, tuple[dict[str, Any], int]] = {
+    "json": ({"language": "en"}, 200),
+    "verbose_json": ({"response_format": "verbose_json"}, 200),
+    "times of words": ({"response_format": "verbose_json", "times": ["word", "segment"]}, 200),
+    "subtitles": ({"response_format": "srt"}, 200),
+    "a stream": ({"language": "en", "stream": "true"}, 200),
+    "a stream with usage": (
+        {"stream": "true", "stream_include_usage": "true", "stream_continuous_usage_stats": "true"},
+        200,
+    ),
+    "a field that is refused": ({"n": "2"}, 400),
+    "another model": ({"model": "other"}, 404),
+}
+"""Fields, and the status of the answer."""
+
+
+@pytest.fixture(scope="module")
+def document(server: Served) -> dict[str, Any]:
+    return server.get("/openapi.json").json
+
+
 def test_a_stream_has_vllms_events(server: Served) -> None:
     answer = send(server, DATA, stream="true", stream_include_usage="true", response_format="json")
     *events, last = answer.events
@@ -171,6 +172,15 @@ def test_a_stream_has_vllms_events(server: Served) -> None:
     assert {event["object"] for event in translated} == {"translation.chunk"}
     counts = [event["usage"]["completion_tokens"] for event in translated]
     assert counts == sorted(counts)
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS])
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_answers_are_as_described(server: Served, document: dict[str, Any], path: str, name: str) -> None:
+    fields, status = DESCRIBED[name]
+    answer = send(server, DATA, path, **fields)
+    assert answer.status == status, answer.body
+    check_answer(document, operation_of(document, "post", path), answer)
 
 
 def test_in_silence_no_speech_is_likely(server: Served) -> None:
