@@ -13,6 +13,7 @@ import soxr
 
 from jaxllm.media.audio.blocks import BLOCK, MAX_CHANNELS, AudioLimits, Blocks, check_channels, refusing_damage
 from jaxllm.media.audio.containers import container_blocks, container_of
+from jaxllm.media.audio.vorbis import check_vorbis
 from jaxllm.media.errors import MediaError
 
 _MIN_RATE, _MAX_RATE = 1_000, 384_000
@@ -21,8 +22,10 @@ _MAX_LENGTH = 1 << 40
 
 _FORMATS = frozenset(("WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3"))
 """libsndfile's names of the formats that it decodes here."""
-_MARKS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
-"""What their files begin with; an MP3 file may begin with a frame instead."""
+_MARKS = (b"RIFF", b"RF64", b"fLaC", b"OggS")
+"""What their files begin with, besides MP3 files, which begin with a frame."""
+_MAX_TAGS = 100
+"""The most ID3 tags before a sound."""
 _UNKNOWN_SIZE = 0x7FFF_0000
 """Programs that write a WAV file into a pipe give its length as this or more."""
 _MAX_CHUNKS = 1_000
@@ -131,6 +134,7 @@ def _channels_last(array: np.ndarray) -> np.ndarray:
 
 
 def _decode_file(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
+    data = _without_tags(data)
     container = container_of(data)
     if container is not None:
         blocks = container_blocks(data, container)
@@ -147,6 +151,19 @@ def _decode_file(data: bytes, rate: int, limits: AudioLimits) -> np.ndarray:
     return gathered.finish()
 
 
+def _without_tags(data: bytes) -> bytes:
+    """Return a file without the ID3 tags before it, which libsndfile skips before it looks at the format."""
+    at = 0
+    for _ in range(_MAX_TAGS):
+        if data[at : at + 3] != b"ID3" or at + 10 > len(data):
+            return data[at:]
+        size = 0
+        for byte in data[at + 6 : at + 10]:
+            size = size << 7 | byte & 0x7F
+        at += 10 + size
+    raise MediaError(f"the audio has more than {_MAX_TAGS} ID3 tags.")
+
+
 def _is_mpeg_frame(data: bytes) -> bool:
     """Return whether a file begins with a frame of MPEG audio, layer 1 to 3."""
     return len(data) > 1 and data[0] == 0xFF and data[1] & 0xE0 == 0xE0 and data[1] & 0x06 != 0
@@ -155,6 +172,8 @@ def _is_mpeg_frame(data: bytes) -> bool:
 def _file_blocks(data: bytes) -> Blocks:
     """Yield the samples of a file that libsndfile reads."""
     _check_wav_size(data)
+    if data.startswith(b"OggS"):
+        check_vorbis(data)
     with refusing_damage(), soundfile.SoundFile(BytesIO(data)) as file:
         if file.format not in _FORMATS:
             raise MediaError("the audio is not a WAV, FLAC, Ogg or MP3 file.")

@@ -20,7 +20,8 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio.blocks import AudioLimits
 from jaxllm.media.audio.decode import decode_audio
 from jaxllm.media.errors import MediaError
-from tests.media.sounds import box, contain, encode, film, forged_mov, tones, wav
+from tests.media.forged import box, forged_mov, forged_vorbis, page
+from tests.media.sounds import contain, encode, film, tones, wav
 
 RATE = 16_000
 EXACT = {
@@ -270,6 +271,10 @@ def test_a_flac_header_that_announces_another_length():
         decode_audio(with_length(data, 0), RATE)
 
 
+INDEX = box("sidx", struct.pack(">IIIIIHH", 0, 1, 1000, 0, 0, 0, 20_000), struct.pack(">III", 9, 9, 0) * 20_000)
+LATE_INDEX = box(
+    "sidx", struct.pack(">IIIQQHH", 1 << 24, 1, 1000, 0, 0, 0, 20_000), struct.pack(">III", 9, 9, 0) * 20_000
+)
 LONG_CHUNKS = box("stsc", struct.pack(">IIIII", 0, 1, 1, 2**31, 1)) + box("stco", bytes(7) + b"\xff" + bytes(1020))
 FORGED: dict[str, dict[str, Any]] = {
     "samples": {"num_samples": 170_000_000, "chunk": 170_000_000},
@@ -279,6 +284,10 @@ FORGED: dict[str, dict[str, Any]] = {
     "edits": {"num_samples": 400, "num_edits": 100_000},
     "fragments": {"extra": box("trun", struct.pack(">II", 0, 170_000_000))},
     "more samples": {"extra": box("stz2", struct.pack(">III", 0, 8, 2**32 - 1))},
+    "segments of many tracks": {"num_tracks": 500, "extra": INDEX},
+    "long times of segments": {"num_tracks": 500, "extra": LATE_INDEX},
+    "fragments of many tracks": {"num_tracks": 500, "extra": box("moof") * 20_000},
+    "an index of fragments": {"num_tracks": 500, "extra": box("tfra", struct.pack(">IIII", 0, 1, 0, 2**31))},
     "a compressed header": {"extra": box("cmov", b"x")},
 }
 
@@ -299,6 +308,53 @@ def test_tables_are_looked_for_outside_the_sound():
     hidden = box("stsz", struct.pack(">III", 0, 1, 2**32 - 1))
     decoded = decode_audio(data[:at] + hidden + data[at + len(hidden) :], RATE)
     np.testing.assert_allclose(decoded[20:], samples[20:, 0], rtol=0, atol=2**-15)
+
+
+TAG = b"ID3\4\0\0\0\0\0\5hello"
+
+
+@pytest.mark.parametrize("start", [b"", TAG, TAG * 3], ids=["alone", "after a tag", "after three tags"])
+@pytest.mark.parametrize(("num_books", "log_entries"), [(1, 20), (8, 20), (256, 22), (200, 12)])
+def test_codebooks_that_expand(num_books: int, log_entries: int, start: bytes):
+    """libvorbis would overflow the stack, or take gigabytes."""
+    with pytest.raises(MediaError, match="codebooks are too large"):
+        decode_audio(start + forged_vorbis(num_books, log_entries), RATE)
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_many_small_codebooks_are_followed_to_a_large_one(ordered: bool):
+    assert len(decode_audio(forged_vorbis(4, 10), RATE)) > 0
+    with pytest.raises(MediaError, match="codebooks are too large"):
+        decode_audio(forged_vorbis(200, 10, ordered=ordered), RATE)
+
+
+def test_ogg_headers_that_libogg_would_skip_over():
+    """Behind what it skips there could be other headers."""
+    good, hidden = encode(tones(0.1, RATE), RATE, "OGG"), forged_vorbis(8, 20)
+    damaged = bytearray(good)
+    damaged[40] ^= 1
+    junk = good[:58] + b"junk" + good[58:]
+    for data in (
+        bytes(damaged) + hidden,
+        junk,
+        page([b"a"], 1) + hidden,
+        good[:58] + page([b"a"], 5) + hidden,
+        good[:100],
+    ):
+        with pytest.raises(MediaError, match="the Ogg file's headers are damaged or end early"):
+            decode_audio(data, RATE)
+    for first in (b"fishead\0" + bytes(56), b"\x80theora\3\2\1" + bytes(40)):
+        with pytest.raises(MediaError, match="damaged"):
+            decode_audio(page([first], 0, stream=1, flags=2) + hidden, RATE)
+    assert len(decode_audio(good + hidden, RATE)) == len(decode_audio(good, RATE)), "a second stream is read"
+
+
+def test_tags_before_a_sound_are_left_out():
+    for form in ("MP3", "FLAC", "WAV", "OGG"):
+        data = encode(tones(0.3, RATE), RATE, form)
+        np.testing.assert_array_equal(decode_audio(TAG * 2 + data, RATE), decode_audio(data, RATE))
+    with pytest.raises(MediaError, match="more than 100 ID3 tags"):
+        decode_audio(TAG * 101, RATE)
 
 
 def test_a_file_of_very_many_boxes():
