@@ -15,8 +15,8 @@ four." It lasts 7.65 s."""
 DATA = SPEECH.read_bytes()
 SAID = re.compile(r"quick.*fox.*lazy dog.*phone number", re.IGNORECASE | re.DOTALL)
 TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
-MOST_BYTES = 16 << 20
-"""The most bytes of samples that the server decodes: more than 4 minutes."""
+MOST_BYTES = 8 << 20
+"""The most bytes of samples that the server decodes: more than 2 minutes."""
 _BOUNDARY = "a5c3e7"
 
 

@@ -27,7 +27,7 @@ from tests.server.support import Answer, Served
 pytestmark = pytest.mark.server
 
 RATE = 16_000
-MOST_GROWTH = 400 << 20
+MOST_GROWTH = 300 << 20
 """The most bytes by which the process may grow meanwhile. Two sounds at the limit are decoded at once, and
 samples exist as bytes, as an array and in clips."""
 NO_FORMAT = "is not a WAV, FLAC, Ogg, MP3"
@@ -87,8 +87,8 @@ def hostile_files(url: str) -> dict[str, tuple[bytes, str]]:
         "no bytes": (b"", "not a WAV|is missing|no samples|empty"),
         "one byte": (b"\0", NO_FORMAT),
         "an hour of silence": (silence(3600), TOO_LONG),
-        "silence in eight channels": (silence(300, 8), TOO_LONG),
-        "minutes of Opus": (contain(np.zeros((48_000, 1), np.float32), 48_000, "webm", "libopus", times=300), TOO_LONG),
+        "silence in eight channels": (silence(150, 8), TOO_LONG),
+        "minutes of Opus": (contain(np.zeros((48_000, 1), np.float32), 48_000, "webm", "libopus", times=150), TOO_LONG),
         "a WAV header of hours": (wav(bytes(4000), size=2**30), DAMAGED),
         "a FLAC header of weeks": (with_length(silence(1), 2**36 - 1), DAMAGED),
         "a MOV header of billions": (forged_mov(num_samples=170_000_000, chunk=170_000_000), "announce more"),
@@ -98,13 +98,13 @@ def hostile_files(url: str) -> dict[str, tuple[bytes, str]]:
         "a MOV header that is compressed": (forged_mov(extra=box("cmov", bytes(20))), "compressed"),
         "an Ogg file of large codebooks": (forged_vorbis(8, 20), "codebooks are too large"),
         "the same after a tag": (b"ID3\4\0\0\0\0\0\0" + forged_vorbis(256, 22), "codebooks are too large"),
-        "a MOV of millions of boxes": (box("ftyp", b"qt  ") + box("free") * 1_000_000, "more than 100,000 boxes"),
+        "a MOV of a million boxes": (box("ftyp", b"qt  ") + box("free") * 1_000_000, "more than 100,000 boxes"),
         "boxes 2,000 deep": (box("ftyp", b"qt  ") + deep, DAMAGED),
-        "a WAV file of a million chunks": (wav(b"")[:12] + b"note\0\0\0\0" * 1_000_000, "more than 1,000 chunks"),
-        "a million tags": (b"ID3\4\0\0\0\0\0\0" * 1_000_000, "more than 100 ID3 tags"),
+        "a WAV file of very many chunks": (wav(b"")[:12] + b"note\0\0\0\0" * 300_000, "more than 1,000 chunks"),
+        "very many tags": (b"ID3\4\0\0\0\0\0\0" * 1_000_000, "more than 100 ID3 tags"),
         "a tag that is too long": (b"ID3\4\0\0\x7f\x7f\x7f\x7f" + bytes(100_000), NO_FORMAT),
-        "a million blocks of metadata": (silence(1)[:42] + b"\1\0\0\0" * 1_000_000, DAMAGED),
-        "a million frames of nothing": (b"\xff\xfb\x90\x44" * 1_000_000, DAMAGED),
+        "very many blocks of metadata": (silence(1)[:42] + b"\1\0\0\0" * 300_000, DAMAGED),
+        "very many frames of nothing": (b"\xff\xfb\x90\x44" * 300_000, DAMAGED),
         "a cut WAV file": (encode(floats, RATE)[:-1000], DAMAGED),
         "a cut FLAC file": (encode(tones(1, RATE), RATE, "FLAC")[:-1000], DAMAGED),
         "a cut Ogg file": (DATA[:60], DAMAGED),
@@ -148,7 +148,7 @@ def hostile_forms(good: bytes, kind: str) -> dict[str, tuple[bytes, str, str]]:
         return field % (name, value) + good
 
     return {
-        "a million fields": (field % (b"a", b"") * 300_000 + good, kind, "more than 100 parts"),
+        "very many fields": (field % (b"a", b"") * 300_000 + good, kind, "more than 100 parts"),
         "a long name of a file": (good.replace(b"sound", b"a" * 1_000_000, 1), kind, "too long headers"),
         "many headers": (good.replace(b"\r\n\r\n", b"\r\nx: y" * 100_000 + b"\r\n\r\n", 1), kind, "too many or"),
         "a long name of a field": (with_field(b"a" * 3000, b"b"), kind, "name has more than 100"),
