@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.boxes import check_tables
+from jaxllm.media.audio.boxes import check_tables
 from jaxllm.media.decode import MAX_PIXELS, check_size, decode_image, image_size
 from jaxllm.media.errors import MediaError
 

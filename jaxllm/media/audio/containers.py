@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio.blocks import BLOCK, Blocks, check_channels, refusing_damage
-from jaxllm.media.boxes import check_tables
+from jaxllm.media.audio.boxes import check_tables
 from jaxllm.media.errors import MediaError
 
 _CONTAINERS = {b"ftyp": ("mov", 4), b"\x1aE\xdf\xa3": ("matroska", 0)}
