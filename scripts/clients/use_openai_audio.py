@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,7 @@ def check_curl(client: openai.OpenAI, url: str, key: str, file: Path) -> None:
 
 
 def main(url: str, key: str, name: str) -> None:
+    warnings.simplefilter("ignore", DeprecationWarning)  # openai has no newer call for translations
     client = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
     file = Path(name)
     whole = client.audio.transcriptions.create(model=MODEL, file=file).text
