@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxllm.loading.gguf.dense import dense_config
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.gemma4 import gemma4_config
 from jaxllm.loading.gguf.moe import expert_config
@@ -34,12 +35,26 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM"),
     "gemma4": ("gemma4_text", "Gemma4ForCausalLM"),
     "gpt2": ("gpt2", "GPT2LMHeadModel"),
+    "seed_oss": ("seed_oss", "SeedOssForCausalLM"),
+    "gemma": ("gemma", "GemmaForCausalLM"),
+    "phi2": ("phi", "PhiForCausalLM"),
+    "stablelm": ("stablelm", "StableLmForCausalLM"),
+    "starcoder2": ("starcoder2", "Starcoder2ForCausalLM"),
+    "glm4": ("glm4", "Glm4ForCausalLM"),
+    "exaone4": ("exaone4", "Exaone4ForCausalLM"),
+    "command-r": ("cohere", "CohereForCausalLM"),
+    "cohere2": ("cohere2", "Cohere2ForCausalLM"),
+    "arcee": ("arcee", "ArceeForCausalLM"),
+    "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM"),
+    "hunyuan-dense": ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
+    "granite": ("granite", "GraniteForCausalLM"),
+    "olmoe": ("olmoe", "OlmoeForCausalLM"),
 }
 """HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral. A vision tower is in another
 file, and makes a Qwen-VL or a Gemma 3 another model.
 """
 
-PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3")
+PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3", "arcee", "granite")
 """Architectures whose query and key rows the converter interleaves, as in the original Llama code."""
 
 
@@ -169,7 +184,7 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
         if arch == "llama" and "attention.sliding_window" in numbers:
             window = numbers.count("attention.sliding_window")
             family |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
-    return family
+    return family | dense_config(file, arch, numbers, config)
 
 
 def _phi3_config(file: GGUFFile, numbers: Numbers, config: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
             return _qwen_config(file, numbers, config) | {"norm_topk_prob": True, "attention_bias": bias}
         case "glm4moe":
             return _glm_config(file, numbers, config)
+        case "olmoe":
+            return _counts(numbers, "num_experts") | {"norm_topk_prob": False}
         case "gpt-oss":
             return _gpt_oss_config(file, numbers, config)
         case "llama4":

@@ -10,12 +10,12 @@ from jaxllm.loading.gguf.file import GGUFTensor
 from jaxllm.loading.gguf.rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
 
 _IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
-OFFSET_NORM_ARCHITECTURES = ("gemma2", "gemma3")
+OFFSET_NORM_ARCHITECTURES = ("gemma", "gemma2", "gemma3")
 """Architectures whose norm weights the converter stores plus one."""
 ATTENTION, MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
 """The matrices of a layer that can have a bias."""
 _ALWAYS_BIASED = ("qwen2", "qwen2vl")
-_NO_OUTPUT_BIAS = (*_ALWAYS_BIASED, "qwen2moe", "glm4moe")
+_NO_OUTPUT_BIAS = (*_ALWAYS_BIASED, "qwen2moe", "glm4moe", "seed_oss", "stablelm", "glm4")
 """Architectures for which HF has query, key and value biases (always, or if the file has any) but no output bias."""
 _MAX_EXPERTS = 4096
 """Far above any model: a larger number of experts in a file is corrupt, and would cost memory for their names."""
@@ -23,7 +23,9 @@ _MAX_EXPERTS = 4096
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
+    "output_norm.bias": "model.norm.bias",
     "output.weight": "lm_head.weight",
+    "output.bias": "lm_head.bias",
 }
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -74,7 +76,7 @@ class _Names(NamedTuple):
 
 
 _NAMES: Mapping[str, _Names] = {
-    **dict.fromkeys(OFFSET_NORM_ARCHITECTURES, _Names(_GEMMA_LAYER_NAMES)),
+    **dict.fromkeys(("gemma2", "gemma3"), _Names(_GEMMA_LAYER_NAMES)),
     "gemma4": _Names(
         _GEMMA_LAYER_NAMES
         | {
@@ -101,6 +103,24 @@ _NAMES: Mapping[str, _Names] = {
         },
     ),
     "olmo2": _Names(_LAYER_NAMES | _POST_NORMS),
+    "exaone4": _Names(_LAYER_NAMES | _POST_NORMS),
+    "seed_oss": _Names(_LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"}),
+    "starcoder2": _Names(_LAYER_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    "glm4": _Names(
+        _LAYER_NAMES
+        | {
+            "post_attention_norm": "post_self_attn_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_up": "mlp.gate_up_proj",
+        }
+    ),
+    "hunyuan-dense": _Names(
+        _LAYER_NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+    ),
+    "phi2": _Names(
+        _LAYER_NAMES | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
+        top=_TOP_NAMES | {f"output_norm.{kind}": f"model.final_layernorm.{kind}" for kind in ("weight", "bias")},
+    ),
     "phi3": _Names(_LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
     "llama": _Names(_MIXTRAL_LAYER_NAMES, experts=_MIXTRAL_EXPERT_NAMES),
     "minimax-m2": _Names(
