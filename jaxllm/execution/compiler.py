@@ -20,7 +20,7 @@ from jax.stages import Lowered
 
 from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
-from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape, run_alignment
+from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape, align_shapes, run_alignment
 from jaxllm.execution.encoders.clips import ClipShape, run_clip_encoder
 from jaxllm.execution.encoders.patches import (
     WRITTEN_ROWS,
@@ -186,6 +186,14 @@ class StepCompiler:
     def clip_shapes(self) -> list[ClipShape]:
         """Return the program that encodes clips, in an encoder-decoder; none in other models."""
         return [ClipShape(self.config.num_frames)] if self.model.encoder else []
+
+    @property
+    def align_shapes(self) -> list[AlignShape]:
+        """Return the programs that align transcripts, smallest first; none in a model that hears no clips.
+
+        Each is compiled once it is first asked for.
+        """
+        return align_shapes(self.model, self.config.alignment_heads) if self.model.encoder else []
 
     def draft_programs(self) -> list[ProgramKey]:
         """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
@@ -373,7 +381,7 @@ class StepCompiler:
         return run, (2,), (self.encoder_spec, self.params_spec, pools, self._mels_spec(), block_ids)
 
     def _align_signature(self, key: AlignShape) -> _Signature:
-        """Return the signature of a program that aligns transcripts; it is compiled once one is asked for."""
+        """Return the signature of a program that aligns transcripts."""
         model, everywhere = self.model, replicated(self.mesh)
         assert model.encoder is not None
         num_layers = sum(spec.is_cross for spec in model.plan.layers)

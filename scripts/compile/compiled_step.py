@@ -81,6 +81,13 @@ def find_scatters(hlo: str) -> list[str]:
     return re.findall(r"= (\S+) scatter\(", hlo)
 
 
+def find_host_calls(hlo: str) -> list[str]:
+    """Return the operations of a program that exchange data with the host or call it."""
+    moves = re.findall(r"^.* ((?:infeed|outfeed)\(.*|(?:send|recv)\(.*is_host_transfer=true.*)$", hlo, re.MULTILINE)
+    names = [move[: move.index("(")] for move in moves]
+    return [*names, *re.findall(r'custom_call_target="([^"]*callback[^"]*)"', hlo, re.IGNORECASE)]
+
+
 def read_thunks(folder: Path) -> str:
     """Return the thunks that XLA:GPU runs for the step, one per line, indented by nesting."""
     files = sorted(folder.glob("*thunk_sequence*.txt"), key=lambda file: file.stat().st_size)

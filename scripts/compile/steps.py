@@ -9,7 +9,9 @@ except on Hopper, no loop or branch is outside of one, and a step of few rows wr
 adapters: no layer's adapters are copied or widened, and the program that writes an adapter into its slot does so in
 place. Of models that see, plain steps scatter nothing, and their encoder's programs for a picture of 448 x 448 pixels
 and for the largest one write the feature cache in place; on a GPU none of their kernels spills registers, by ptxas' own
-account of XLA's and of Mosaic GPU's, and the host is asked nothing.
+account of XLA's and of Mosaic GPU's, and the host is asked nothing. The same holds for all programs of
+encoder-decoders: the one for a clip writes the KV pool in place, and neither it nor those that align transcripts, for
+the fewest tokens and for the most, hold scores of all frames with all frames.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,7 +32,7 @@ import jax
 from jax.sharding import Mesh
 from jax.stages import Compiled
 from lib.results import save
-from lib.shapes import IMAGE_PROCESSORS, MODELS, with_layers
+from lib.shapes import GENERATION_CONFIGS, IMAGE_PROCESSORS, MODELS, with_layers
 
 from compile.compiled_step import (
     count_loops,
@@ -38,6 +41,7 @@ from compile.compiled_step import (
     find_adapter_copies,
     find_copies,
     find_expert_copies,
+    find_host_calls,
     find_host_predicates,
     find_scatters,
     read_thunks,
@@ -50,7 +54,9 @@ from compile.target import Target
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
+from jaxllm.execution.encoders.alignment import AlignShape
+from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.packing import pick_bucket
@@ -84,6 +90,12 @@ SET_ADAPTER = Upkeep.SET_ADAPTER.value
 ENCODERS = ("encode picture", "encode largest")
 """The encoder's programs: for a picture of PICTURE x PICTURE pixels, and the largest."""
 PICTURE = 448
+CLIPS = ("encode clip", "align smallest", "align largest")
+"""An encoder-decoder's programs beside its steps: for a clip, and to align the fewest and the most tokens."""
+CLIP_SEQS = 32
+"""The sequences of an encoder-decoder, each with the blocks of a clip."""
+FRAME_TILE = 512
+"""The most rows to a multiple of which a kernel pads a clip's frames."""
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 MEDIA_CONTEXT = 32_768
@@ -118,7 +130,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, help="compile fewer layers")
     parser.add_argument("--quantized", action="store_true", help="weights in the checkpoint's format, not bfloat16")
     parser.add_argument(
-        "--steps", nargs="+", choices=(*STEPS, SMALLEST, POOLED, SET_ADAPTER, *ENCODERS), help="check only these"
+        "--steps",
+        nargs="+",
+        choices=(*STEPS, SMALLEST, POOLED, SET_ADAPTER, *ENCODERS, *CLIPS),
+        help="check only these",
     )
     parser.add_argument("--adapters", type=int, nargs=2, metavar=("SLOTS", "RANK"), help="room for LoRA adapters")
     parser.add_argument("--start", action="store_true", help="compile an engine's programs in its order, check nothing")
@@ -160,7 +175,7 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_b
         if room := compiler.model.adapter_shape:
             described["adapters"] = f"{room.num_slots} of rank {room.rank}"
         program = programs[title]
-        if isinstance(program, EncoderShape):
+        if isinstance(program, EncoderShape | ClipShape | AlignShape):
             figures = check_encoder(compiler, program)
         elif isinstance(program, Upkeep):
             figures = check_set_adapter(compiler)
@@ -172,7 +187,8 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_b
 
 def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
     """Return a model's programs by the names of their steps."""
-    decode, largest = pick_bucket(compiler.buckets, SEQS, SEQS), compiler.buckets[-1]
+    num_seqs = compiler.config.max_num_seqs
+    decode, largest = pick_bucket(compiler.buckets, num_seqs, num_seqs), compiler.buckets[-1]
     upkeep: dict[str, ProgramKey] = {} if compiler.model.adapter_shape is None else {SET_ADAPTER: Upkeep.SET_ADAPTER}
     if not compiler.config.generates:
         return {POOLED: compiler.pool_shape(largest, by_token=False)} | upkeep
@@ -187,7 +203,10 @@ def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
 
 
 def encoders(compiler: StepCompiler) -> dict[str, ProgramKey]:
-    """Return the programs of most interest that encode pictures; none of a model that sees none."""
+    """Return the programs of most interest that run an encoder of pictures or clips; none of a model without one."""
+    if compiler.model.encoder is not None:
+        aligns = compiler.align_shapes
+        return dict(zip(CLIPS, (*compiler.clip_shapes, aligns[0], aligns[-1]), strict=True))
     if compiler.model.tower is None:
         return {}
     num_slots = count_slots(compiler.model.tower.settings, [picture_grid(compiler.model.tower.settings)])
@@ -204,7 +223,8 @@ def picture_grid(settings: TowerSettings) -> Grid:
 
 def attention_of(compiler: StepCompiler) -> list[str]:
     """Return the implementations of attention; cache groups may have different ones."""
-    return list(dict.fromkeys(group.attention.implementation for group in compiler.config.groups))
+    groups = *compiler.config.groups, *compiler.config.cross_groups
+    return list(dict.fromkeys(group.attention.implementation for group in groups))
 
 
 def states_of(compiler: StepCompiler) -> list[str]:
@@ -232,7 +252,7 @@ def make_compiler(
         dtype="bfloat16",
         tensor_parallel_size=mesh.size,
         enable_expert_parallel=deals_experts,
-        max_num_seqs=SEQS,
+        max_num_seqs=SEQS if config.encoder is None or config.encoder.clips is None else CLIP_SEQS,
         # Texts go through an encoder in one step.
         max_num_batched_tokens=TOKENS if is_causal(config) else max(TOKENS, context + 8),
         max_model_len=context,
@@ -245,6 +265,10 @@ def make_compiler(
         Path(folder, "config.json").write_text(json.dumps(hf))
         if name in IMAGE_PROCESSORS:
             Path(folder, "preprocessor_config.json").write_text(json.dumps(IMAGE_PROCESSORS[name]))
+        if name in GENERATION_CONFIGS:
+            # Fewer layers have not all heads.
+            few = {} if num_layers is None else {"alignment_heads": None}
+            Path(folder, "generation_config.json").write_text(json.dumps(GENERATION_CONFIGS[name] | few))
         engine = arguments.create_engine_config(devices=list(mesh.devices.flat), checkpoint=open_config(folder))
     return StepCompiler(step_config(engine), make_model(engine), engine.mesh)
 
@@ -256,15 +280,13 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
     has_kernels = {*attention_of(compiler), *states_of(compiler)} in ({"gpu"}, {"gpu_mma"})
     # So do loops over chunks of recurrent states, which a step of decodes alone does not have.
     loops = bool(compiler.config.states) and not (isinstance(shape, StepShape) and shape.decodes_only)
-    layout, blocks = compiler.config.kv_layout, BLOCKS if fits(compiler, BLOCKS[-1], usable_bytes) else FEWER_BLOCKS
-    if not any(group.causal for group in layout.groups):
-        blocks = (layout.most_wanted, *ENCODER_BLOCKS)
+    layout, blocks = compiler.config.kv_layout, pool_sizes(compiler, usable_bytes)
     is_step = isinstance(shape, StepShape)
     for num_blocks in blocks:
         # Recurrent states have more slots at last, too, where there are any.
         with patch.object(kv_pool, "SPARE_PART", SPARE_SLOTS if layout.states and temps else kv_pool.SPARE_PART):
-            memory, hlo, listing, seconds, _ = compile_program(compiler, shape, num_blocks)
-            pool_bytes = sum(device_bytes(x) for x in jax.tree.leaves(compiler.caches.specs(num_blocks)))
+            memory, hlo, listing, seconds, messages = compile_program(compiler, shape, num_blocks)
+            pool_bytes = sum(map(device_bytes, jax.tree.leaves(compiler.caches.specs(num_blocks))))
             copies = find_copies(hlo, compiler, num_blocks)
         if memory.alias_size_in_bytes < pool_bytes:
             missed.append(f"pool of {pool_bytes} bytes, aliased {memory.alias_size_in_bytes}")
@@ -288,7 +310,11 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
             "nodes_per_layer": round(count_nodes(listing) / len(compiler.model.config.layers), 1),
             "loops": count_loops(listing),
             "collectives": collectives,
+            **kernel_figures(messages),
         }
+        missed += find_host_calls(hlo)
+        if layout.cross_groups:
+            missed += find_spills(messages)
         if holds_loops(compiler) and (outside := {"kWhile", "kConditional"} & row["thunks"].keys()):
             missed.append(f"outside of CUDA graphs: {', '.join(sorted(outside))}")
         if is_step and shape.batch.bucket.num_tokens <= SUMMED_ROWS and temps[-1] >= least_widened(compiler.model):
@@ -311,6 +337,28 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
         if row["nodes"] > most:
             missed.append(f"more launches than {most}")
     return row | {"missed": missed}
+
+
+def pool_sizes(compiler: StepCompiler, usable_bytes: int) -> tuple[int, ...]:
+    """Return the numbers of blocks that a step is compiled with."""
+    layout = compiler.config.kv_layout
+    if layout.cross_groups:
+        # With more, no more clips have blocks.
+        return layout.most_wanted // 2, layout.most_wanted
+    if not any(group.causal for group in layout.groups):
+        return layout.most_wanted, *ENCODER_BLOCKS
+    return BLOCKS if fits(compiler, BLOCKS[-1], usable_bytes) else FEWER_BLOCKS
+
+
+def kernel_figures(messages: str) -> dict[str, int]:
+    """Return the number of kernels that ptxas compiled, and the most registers of one; nothing for a TPU."""
+    kernels = read_ptxas(messages)
+    return {"kernels": len(kernels), "registers": max(used for used, _ in kernels.values())} if kernels else {}
+
+
+def find_spills(messages: str) -> list[str]:
+    """Return the kernels that spill registers, by ptxas' messages."""
+    return [f"{name} spills {spilled} bytes" for name, (_, spilled) in read_ptxas(messages).items() if spilled]
 
 
 def holds_loops(compiler: StepCompiler) -> bool:
@@ -365,31 +413,55 @@ def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
     return seconds | mib | {"nodes": count_nodes(listing), "missed": missed}
 
 
-def check_encoder(compiler: StepCompiler, shape: EncoderShape) -> dict[str, Any]:
-    """Compile a program that encodes a picture, and check that it writes the feature cache in place."""
-    memory, hlo, listing, seconds, messages = compile_program(compiler, shape, BLOCKS[0])
-    media = device_bytes(compiler.media_spec())
-    missed = []
-    if memory.alias_size_in_bytes < media:
-        missed.append(f"feature cache of {media} bytes, aliased {memory.alias_size_in_bytes}")
-    tower = sum(map(device_bytes, jax.tree.leaves(compiler.encoder_spec)))
+def check_encoder(compiler: StepCompiler, shape: EncoderShape | ClipShape | AlignShape) -> dict[str, Any]:
+    """Compile a program that runs an encoder, and check that it writes in place what it writes."""
+    encoder, layout = compiler.model.tower or compiler.model.encoder, compiler.config.kv_layout
+    assert encoder is not None
+    num_blocks = layout.most_wanted if layout.cross_groups else BLOCKS[0]
+    memory, hlo, listing, seconds, messages = compile_program(compiler, shape, num_blocks)
+    cache, missed = written_bytes(compiler, shape, num_blocks), find_host_calls(hlo)
+    if memory.alias_size_in_bytes < cache:
+        missed.append(f"cache of {cache} bytes, aliased {memory.alias_size_in_bytes}")
+    if not isinstance(shape, EncoderShape):
+        if copies := find_copies(hlo, compiler, num_blocks):
+            missed.append(f"copies of weights or pool: {copies[:3]}")
+        if scores := find_frame_scores(hlo, compiler.config.num_frames):
+            missed.append(f"scores of frames: {scores[:3]}")
+    weights = [compiler.encoder_spec, {} if isinstance(shape, EncoderShape) else compiler.params_spec]
+    weights_bytes = sum(map(device_bytes, jax.tree.leaves(weights)))
     sizes = {
         "temp_mib": memory.temp_size_in_bytes,
-        "tower_mib": tower,
-        "cache_mib": media,
-        "inputs_mib": memory.argument_size_in_bytes - tower - media,
+        "tower_mib": weights_bytes,
+        "cache_mib": cache,
+        "inputs_mib": memory.argument_size_in_bytes - weights_bytes - cache,
     }
-    mib = {name: round(size / 2**20, 1) for name, size in sizes.items()}
-    figures: dict[str, Any] = {"slots": shape.num_slots}
+    figures: dict[str, Any] = {name: round(size / 2**20, 1) for name, size in sizes.items()}
+    figures |= {"nodes": count_nodes(listing), "encoder": encoder.attention.implementation, "shape": describe(shape)}
     if listing:
-        kernels = read_ptxas(messages)
-        missed += [f"{name} spills {spilled} bytes" for name, (_, spilled) in kernels.items() if spilled]
-        if not kernels:
+        missed += find_spills(messages)
+        if not kernel_figures(messages):
             missed.append("ptxas said nothing of any kernel")
         if asked := find_host_predicates(listing, hlo):
             missed.append(f"the host is asked: {asked}")
-        figures["kernels"] = len(kernels)
-    return seconds | mib | {"nodes": count_nodes(listing)} | figures | {"missed": missed}
+        figures |= {"thunks": count_thunks(listing), **kernel_figures(messages)}
+    return seconds | figures | {"missed": missed}
+
+
+def written_bytes(compiler: StepCompiler, shape: EncoderShape | ClipShape | AlignShape, num_blocks: int) -> int:
+    """Return the bytes of the arrays that an encoder's program is given to write: none of one that aligns."""
+    if isinstance(shape, AlignShape):
+        return 0
+    held = compiler.media_spec() if isinstance(shape, EncoderShape) else compiler.caches.specs(num_blocks)
+    return sum(map(device_bytes, jax.tree.leaves(held)))
+
+
+def find_frame_scores(hlo: str, num_frames: int) -> list[str]:
+    """Return the arrays of a program that have two axes as long as a clip's frames, perhaps with padding."""
+    padded = -(-num_frames // FRAME_TILE) * FRAME_TILE
+    arrays = re.findall(r"= \(?(\w+\[([\d,]+)\])", hlo)
+    return sorted(
+        {array for array, dims in arrays if sum(num_frames <= x <= padded for x in map(int, dims.split(","))) > 1}
+    )
 
 
 def most_nodes(model: Model) -> int:

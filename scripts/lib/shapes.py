@@ -42,6 +42,13 @@ AWQ: dict[str, Any] = {
     "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
     "modules_to_not_convert": None,
 }  # fmt: skip
+WHISPER: dict[str, Any] = {
+    "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "torch_dtype": "float16",
+    "vocab_size": 51_866, "num_mel_bins": 128, "d_model": 1280, "encoder_layers": 32, "encoder_attention_heads": 20,
+    "encoder_ffn_dim": 5120, "decoder_attention_heads": 20, "decoder_ffn_dim": 5120, "activation_function": "gelu",
+    "max_source_positions": 1500, "max_target_positions": 448, "scale_embedding": False, "bos_token_id": 50_257,
+    "eos_token_id": 50_257, "pad_token_id": 50_256, "decoder_start_token_id": 50_258,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": LLAMA | {
         "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
@@ -241,6 +248,8 @@ MODELS: dict[str, dict[str, Any]] = {
             "patch_size": 14, "rope_theta": 10_000.0,
         },
     },
+    "whisper-large-v3": WHISPER | {"decoder_layers": 32},
+    "whisper-large-v3-turbo": WHISPER | {"decoder_layers": 4},
 }  # fmt: skip
 SMALL_HYBRID: dict[str, Any] = MODELS["qwen3.5-0.8b"] | {
     "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64,
@@ -265,6 +274,27 @@ IMAGE_PROCESSORS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """The preprocessor_config.json of models that see."""
+TRANSCRIPTS: dict[str, Any] = {
+    "begin_suppress_tokens": [220, 50_257], "bos_token_id": 50_257, "decoder_start_token_id": 50_258,
+    "eos_token_id": 50_257, "max_initial_timestamp_index": 50, "no_timestamps_token_id": 50_364, "suppress_tokens": [
+        1, 2, 7, 8, 9, 10, 14, 25, 26, 27, 28, 29, 31, 58, 59, 60, 61, 62, 63, 90, 91, 92, 93, 359, 503, 522, 542, 873,
+        893, 902, 918, 922, 931, 1350, 1853, 1982, 2460, 2627, 3246, 3253, 3268, 3536, 3846, 3961, 4183, 4667, 6585,
+        6647, 7273, 9061, 9383, 10_428, 10_929, 11_938, 12_033, 12_331, 12_562, 13_793, 14_157, 14_635, 15_265, 15_618,
+        16_553, 16_604, 18_362, 18_956, 20_075, 21_675, 22_520, 26_130, 26_161, 26_435, 28_279, 29_464, 31_650, 32_302,
+        32_470, 36_865, 42_863, 47_425, 49_870, 50_254, 50_258, 50_359, 50_360, 50_361, 50_362, 50_363,
+    ],
+}  # fmt: skip
+GENERATION_CONFIGS: dict[str, dict[str, Any]] = {
+    "whisper-large-v3": TRANSCRIPTS | {
+        "alignment_heads": [
+            [7, 0], [10, 17], [12, 18], [13, 12], [16, 1], [17, 14], [19, 11], [21, 4], [24, 1], [25, 6],
+        ],
+    },
+    "whisper-large-v3-turbo": TRANSCRIPTS | {
+        "alignment_heads": [[2, 4], [2, 11], [3, 3], [3, 6], [3, 11], [3, 14]],
+    },
+}  # fmt: skip
+"""The generation_config.json of models that hear, as far as an engine reads it."""
 HUB_IDS = {
     "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
@@ -284,15 +314,22 @@ HUB_IDS = {
     "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
     "gemma-3-4b": "google/gemma-3-4b-it",
     "mistral-small-3.1": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "whisper-large-v3": "openai/whisper-large-v3",
+    "whisper-large-v3-turbo": "openai/whisper-large-v3-turbo",
     "minilm-l6": "sentence-transformers/all-MiniLM-L6-v2",
     "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }
 
 
 def with_layers(hf: dict[str, Any], num_layers: int | None) -> dict[str, Any]:
-    """Return a model's config.json with its first layers only, or unchanged for None."""
+    """Return a model's config.json with its first layers only, or unchanged for None.
+
+    Two layers of Whisper's plan, self-attention and cross-attention, are one here, and one of the encoder.
+    """
     if num_layers is None:
         return hf
+    if "decoder_layers" in hf:
+        return hf | dict.fromkeys(("encoder_layers", "decoder_layers"), num_layers // 2)
     if "text_config" in hf:
         return hf | {"text_config": with_layers(hf["text_config"], num_layers)}
     types = {"layer_types": hf["layer_types"][:num_layers]} if "layer_types" in hf else {}

@@ -51,6 +51,15 @@ class AlignInputs(NamedTuple):
     """int32, the heads of each layer whose weights count; -1 stands for none."""
 
 
+def align_shapes(model: Model, heads: Sequence[tuple[int, int]] | None) -> list[AlignShape]:
+    """Return the programs that align transcripts, smallest first; `heads` are those of `align_inputs`.
+
+    Raises VLLMValidationError for a head that the model does not have.
+    """
+    most, num_heads = model.config.max_position_embeddings, _head_table(model, heads).shape[1]
+    return [AlignShape(size, num_heads) for size in (*(size for size in _SIZES if size < most), most)]
+
+
 def align_inputs(
     model: Model,
     heads: Sequence[tuple[int, int]] | None,
@@ -73,13 +82,12 @@ def align_inputs(
     if not 0 <= min(ids) <= max(ids) < config.vocab_size:
         message = f"a token id is not one of the model's, from 0 to {config.vocab_size - 1}."
         raise VLLMValidationError(message, parameter="token_ids")
-    size = next((size for size in _SIZES if len(ids) <= size < most), most)
-    heads_lk = _head_table(model, heads)
-    token_ids_t = np.zeros(size, np.int32)
+    shape = next(shape for shape in align_shapes(model, heads) if len(ids) <= shape.num_tokens)
+    token_ids_t = np.zeros(shape.num_tokens, np.int32)
     token_ids_t[: len(ids)] = ids
     mels_mc = np.frombuffer(clip.mels, np.float32).reshape(clips.settings.num_mels, -1)
     bounds_3 = np.asarray((len(prompt_ids), len(ids), clip.num_heard), np.int32)
-    return AlignShape(size, heads_lk.shape[1]), AlignInputs(mels_mc, token_ids_t, bounds_3, heads_lk)
+    return shape, AlignInputs(mels_mc, token_ids_t, bounds_3, _head_table(model, heads))
 
 
 def _head_table(model: Model, heads: Sequence[tuple[int, int]] | None) -> np.ndarray:
