@@ -427,13 +427,13 @@ def check_encoder(compiler: StepCompiler, shape: EncoderShape | ClipShape | Alig
             missed.append(f"copies of weights or pool: {copies[:3]}")
         if scores := find_frame_scores(hlo, compiler.config.num_frames):
             missed.append(f"scores of frames: {scores[:3]}")
-    weights = [compiler.encoder_spec, {} if isinstance(shape, EncoderShape) else compiler.params_spec]
-    weights_bytes = sum(map(device_bytes, jax.tree.leaves(weights)))
+    tower = sum(map(device_bytes, jax.tree.leaves(compiler.encoder_spec)))
     sizes = {
         "temp_mib": memory.temp_size_in_bytes,
-        "tower_mib": weights_bytes,
+        "tower_mib": tower,
         "cache_mib": cache,
-        "inputs_mib": memory.argument_size_in_bytes - weights_bytes - cache,
+        # Those of clips hold what they read of the decoder's weights.
+        "inputs_mib": memory.argument_size_in_bytes - tower - cache,
     }
     figures: dict[str, Any] = {name: round(size / 2**20, 1) for name, size in sizes.items()}
     figures |= {"nodes": count_nodes(listing), "encoder": encoder.attention.implementation, "shape": describe(shape)}
