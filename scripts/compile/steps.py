@@ -95,7 +95,7 @@ CLIPS = ("encode clip", "align smallest", "align largest")
 CLIP_SEQS = 32
 """The sequences of an encoder-decoder, each with the blocks of a clip."""
 FRAME_TILE = 512
-"""The most rows to a multiple of which a kernel pads a clip's frames."""
+"""A kernel pads a clip's frames to a multiple of this many rows at most."""
 # No power of two, so that no activation is as large as a weight.
 SEQS, TOKENS, CONTEXT, BLOCK_SIZE = 64, 2000, 8192, 64
 MEDIA_CONTEXT = 32_768
