@@ -204,7 +204,11 @@ class _Listen:
         rows_t1 = jnp.arange(len(q_tnh))[:, None]
         marked_ktf = _normalize(weights_ntf[heads_k], (rows_t1 >= start) & (rows_t1 < end))
         marked_ktf = jnp.where((heads_k >= 0)[:, None, None], _smooth(marked_ktf, num_frames), 0)
-        return _weigh(weights_ntf, v_fkh, q_tnh), frames._replace(heard_tf=frames.heard_tf + marked_ktf.sum(0))
+        # Else XLA adds up all layers at the end, and keeps the weights of all heads until then.
+        attended_tnh, heard_tf = jax.lax.optimization_barrier(
+            (_weigh(weights_ntf, v_fkh, q_tnh), frames.heard_tf + marked_ktf.sum(0))
+        )
+        return attended_tnh, frames._replace(heard_tf=heard_tf)
 
 
 def _scores(q_tnh: Array, k_fkh: Array, scale: float) -> Array:
@@ -239,6 +243,8 @@ def _smooth(values_ktf: Array, num_frames: Array) -> Array:
     after = jnp.zeros_like(before)
     padded = jnp.concatenate((before, values_ktf, after), axis=-1)
     padded = jax.lax.dynamic_update_slice_in_dim(padded, mirrored, num_frames + _REACH, axis=-1)
+    # Else a GPU computes each value seven times, in kernels that spill registers.
+    padded = jax.lax.optimization_barrier(padded)
     num_columns = values_ktf.shape[-1]
     around = [padded[..., first : first + num_columns] for first in range(2 * _REACH + 1)]
     for low, high in (map(int, pair) for pair in _MEDIAN_OF_7.split()):
