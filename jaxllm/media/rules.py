@@ -413,15 +413,15 @@ def _glm_asr(_: Mapping[str, Any]) -> Rule:
 
 def _qwen3_asr(config: Mapping[str, Any]) -> Rule:
     """A row is a frame. A clip has four of the tower's windows of attention."""
-    tokens, audio = {"audio": "<|audio_pad|>"}, config.get("audio_config", {})
-    chunk, columns = 2 * audio.get("n_window", 50), 4 * audio.get("n_window_infer", 800)
+    tokens, audio = {"audio": "<|audio_pad|>"}, config.get("audio_config") or {}
+    chunk, columns = 2 * (audio.get("n_window") or 50), 4 * (audio.get("n_window_infer") or 800)
     clips = Clips(are_several=True, end_in_zeros=True, chunk=chunk, columns=columns, least_samples=8000)
     return Rule(tokens, tokens, lambda shape: [shape.num_patches], _alone, clips=clips)
 
 
 def _ultravox(config: Mapping[str, Any]) -> Rule:
     """A row is eight frames, or as many as the config says; those of a clip's last row may be fewer."""
-    group = config.get("stack_factor", 8)
+    group = config.get("stack_factor") or 8
     clips = Clips(are_several=True, end_in_zeros=True, least_samples=2 * 160)
 
     def pieces(shape: ItemShape) -> Pieces:

@@ -45,7 +45,7 @@ GLM_ASR = {
 QWEN3_ASR = {
     "architectures": ["Qwen3ASRForConditionalGeneration"],
     "model_type": "qwen3_asr",
-    "audio_config": {"model_type": "qwen3_asr_audio_encoder", "d_model": 1024, "output_dim": 2048},
+    "audio_config": {"model_type": "qwen3_asr_audio_encoder", "d_model": 1024, "output_dim": 2048, "n_window": None},
     "text_config": {
         "hidden_size": 2048,
         "rope_theta": 1_000_000,
@@ -58,6 +58,7 @@ ULTRAVOX = {
     "audio_config": {"model_type": "whisper", "num_mel_bins": 128, "d_model": 1280, "encoder_layers": 32},
     "text_config": {"model_type": "llama", "hidden_size": 2048},
     "projector_ln_mid": True,
+    "stack_factor": None,
 }
 PUBLISHED = {
     "qwen2_audio": (QWEN2_AUDIO, 4096, 256),
