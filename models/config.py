@@ -411,15 +411,18 @@ class ModelConfig:
     """The number of consecutive layers that are one of the checkpoint's: 2 in a decoder with cross-attention, whose
     layers have self-attention, and cross-attention with an MLP."""
     encoder: ModelConfig | None = None
-    """The vision tower of a wrapper, if its config.json describes one, or the encoder of an encoder-decoder; else None.
-    """
+    """The tower of a wrapper, if its config.json describes one, or the encoder of an encoder-decoder; else None."""
+    audio: ModelConfig | None = None
+    """The tower that hears, in a wrapper with another one that sees; else None."""
     tower: TowerSettings | None = None
-    """The further settings of a vision tower, in its own config; None for other models."""
+    """The further settings of a tower, in its own config; None for other models."""
     clips: ClipSettings | None = None
     """The further settings of an encoder of sound, in its own config; None for other models."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for layers and tables that do not fit together."""
+        """Raise ValueError for layers, tables and towers that do not fit together."""
+        if len(sizes := {tower.output_size for tower in self.towers.values()}) > 1:
+            raise ValueError(f"the towers give rows of {' and '.join(map(str, sorted(sizes)))} numbers, and not of one")
         for layer in self.layers:
             if layer.rope is None:
                 continue
@@ -444,6 +447,17 @@ class ModelConfig:
     def num_layers(self) -> int:
         """Return the number of layers."""
         return len(self.layers)
+
+    @property
+    def encoders(self) -> dict[str, ModelConfig]:
+        """Return the configs of towers, or of an encoder, by the part of the parameters that holds theirs."""
+        parts = {"encoder": self.encoder, "audio": self.audio}
+        return {part: config for part, config in parts.items() if config is not None}
+
+    @property
+    def towers(self) -> dict[str, TowerSettings]:
+        """Return the settings of towers, by the part of the parameters that holds theirs."""
+        return {part: config.tower for part, config in self.encoders.items() if config.tower is not None}
 
     @property
     def sees_both_sides(self) -> bool:

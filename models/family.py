@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from flax import nnx
@@ -12,13 +13,13 @@ from .config import ModelConfig
 from .fields import read_mapping
 from .layers import DecoderLayer, Frame
 from .names import DECODER_PREFIXES, NO_PREFIXES, WRAPPER_PREFIXES, Prefixes, TensorName
-from .towers.reading import VISION, check_fit
+from .towers.reading import AUDIO, VISION, check_fit
 
 EMBEDDING, HEAD, FINAL_NORM = "embed.table", "lm_head.table", "final_norm.scale"
 
 # Checkpoints may hold these tensors, which no model needs.
 BUFFERS = ("*rotary_emb.inv_freq",)
-TOWERS = (
+OTHER_MODALITIES = (
     "*vision_tower.*",
     "*vision_model.*",
     "*multi_modal_projector.*",
@@ -26,11 +27,10 @@ TOWERS = (
     "*embed_vision.*",
     "*visual.*",
     "*vision_embedder.*",
+    "*audio_tower.*",
+    "*embed_audio.*",
 )
-"""Tensors of images, which a model without its vision tower does not need."""
-AUDIO_TOWERS = ("*audio_tower.*",)
-"""Tensors of sounds, which a model without its audio tower does not need."""
-OTHER_MODALITIES = (*TOWERS, *AUDIO_TOWERS, "*embed_audio.*")
+"""Tensors of images and sounds, which a model without the tower that they belong to does not need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +53,8 @@ class Family:
     vision: Family | None = None
     """The tower of a wrapper, which sees or hears. Its `config_from_hf` takes the wrapper's config.json, with the text
     model's width and epsilon of norms in `text_config`, and its prefixes are of tower and projector."""
+    audio: Family | None = None
+    """The tower that hears, in a wrapper with a `vision` that sees."""
     section: str = VISION
     """The key of a tower's settings in its wrapper's config.json."""
     encoder: Family | None = None
@@ -62,23 +64,38 @@ class Family:
     Tensors that no family uses need not be listed."""
 
     @property
+    def encoders(self) -> dict[str, Family | None]:
+        """Return the families of towers, or of an encoder, by the part of the parameters that holds theirs."""
+        return {"encoder": self.vision or self.encoder, "audio": self.audio}
+
+    @property
     def ignored(self) -> tuple[str, ...]:
         """Return glob patterns of tensors that the family knowingly leaves out."""
         return BUFFERS + self.leaves_out + (OTHER_MODALITIES if self.is_wrapper else ())
 
     def read_config(
-        self, hf: Mapping[str, Any], tensor_names: Collection[str] = (), *, sees: bool = True
+        self,
+        hf: Mapping[str, Any],
+        tensor_names: Collection[str] = (),
+        *,
+        sees: bool = True,
+        hears: bool = True,
     ) -> ModelConfig:
         """Read a config.json. The checkpoint's tensor names, if known, decide whether there is an output head.
 
-        The config has a tower if the family and the checkpoint have one, unless the model is not to see or hear.
+        The config has the towers that the family and the checkpoint have, unless the model is not to see or hear.
         Raises ValueError, with the key, for values that are malformed or not supported.
         """
+
+        def is_wanted(tower: Family) -> bool:
+            return hears if tower.section == AUDIO else sees
+
         try:
             config = self.config_from_hf(hf)
-            tower = self.vision
-            if sees and tower is not None and hf.get(tower.section) and tower.is_stored(tensor_names):
+            if (tower := self.vision) is not None and is_wanted(tower) and tower.is_in(hf, tensor_names):
                 config = config.with_encoder(tower.read_vision(hf, config))
+            if (tower := self.audio) is not None and is_wanted(tower) and tower.is_in(hf, tensor_names):
+                config = replace(config, audio=tower.read_vision(hf, config))
             if self.encoder is not None:
                 config = config.with_encoder(self.encoder.config_from_hf(hf))
         except ValueError as error:
@@ -86,10 +103,19 @@ class Family:
         return self._with_stored_head(config, tensor_names)
 
     def read_vision(self, hf: Mapping[str, Any], text: ModelConfig) -> ModelConfig:
-        """Read a vision tower's config from its wrapper's config.json and the config of the text model."""
+        """Read a tower's config from its wrapper's config.json and the config of the text model."""
         settled = {"hidden_size": text.hidden_size, "rms_norm_eps": text.norm_eps}
         of_text = {**read_mapping(hf, "text_config"), **settled}
         return check_fit(self.config_from_hf({**hf, "text_config": of_text}), text.hidden_size)
+
+    def is_in(self, hf: Mapping[str, Any], tensor_names: Collection[str]) -> bool:
+        """Return whether a wrapper has this tower: its config.json, and its tensors if they are known."""
+        return bool(hf.get(self.section)) and self.is_stored(tensor_names)
+
+    def has_tensors_like(self, pattern: str) -> bool:
+        """Return whether a glob pattern of whole names fits names with one of the family's prefixes."""
+        starts = {start for prefix in self.prefixes for start in (prefix.body, prefix.head) if start}
+        return any(fnmatchcase(start, pattern) for start in starts)
 
     def is_stored(self, tensor_names: Collection[str]) -> bool:
         """Return whether a checkpoint has the family's parameters, as far as its tensor names are known."""

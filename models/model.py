@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -28,7 +29,7 @@ from .towers.whisper import ClipEncoder
 from .weights import Ops, bind
 
 _Params = Mapping[str, Any]
-_OTHER_PARTS = ("layers", "head", "adapters", "media", "encoder")
+_OTHER_PARTS = ("layers", "head", "adapters", "media", "encoder", "audio")
 """The parts of a model's parameters besides those of its frame."""
 
 
@@ -45,7 +46,8 @@ class _Forward(NamedTuple):
 class Model:
     """The functions of one model; it holds no arrays. `features` are those that a draft head reads.
 
-    `tower` encodes images and videos, in a model that sees, and `encoder` the clips of an encoder-decoder.
+    `towers` encode images, videos and sounds, by the part of the parameters that holds theirs, and `encoder` the clips
+    of an encoder-decoder.
     """
 
     def __init__(
@@ -55,18 +57,29 @@ class Model:
         ops: Ops | None = None,
         adapter_shape: AdapterShape | None = None,
         features: FeatureSpec | None = None,
-        tower: Tower | None = None,
+        towers: Mapping[str, Tower] = MappingProxyType({}),
         encoder: ClipEncoder | None = None,
     ) -> None:
         self.specs, self.config, self.dtype, self.plan = specs, specs.config, specs.dtype, specs.plan
         self.ops = ops or Ops(Linear("cpu" if specs.loop is LayerLoop.IN_PLACE else "xla"))
-        self.adapter_shape, self.features, self.tower, self.encoder = adapter_shape, features, tower, encoder
+        self.adapter_shape, self.features, self.towers, self.encoder = adapter_shape, features, towers, encoder
 
     @property
     def facts(self) -> tuple[Any, ...]:
         """Return all that the functions of the model depend on."""
-        towers = [fact for tower in (self.tower, self.encoder) if tower is not None for fact in tower.facts]
-        return *self.specs.facts, self.ops, self.adapter_shape, self.features, *towers
+        encoders = [fact for encoder in self.encoders for fact in encoder.facts]
+        return *self.specs.facts, self.ops, self.adapter_shape, self.features, *encoders
+
+    def find_tower(self, modality: str) -> tuple[str, Tower] | None:
+        """Return the tower of "image", "video" or "audio", after the part of the parameters that holds its; or None."""
+        hears = modality == "audio"
+        towers = self.towers.items()
+        return next(((part, tower) for part, tower in towers if (tower.settings.sound is not None) == hears), None)
+
+    @property
+    def encoders(self) -> list[Tower | ClipEncoder]:
+        """Return all towers, and the encoder of an encoder-decoder."""
+        return [*self.towers.values(), *([] if self.encoder is None else [self.encoder])]
 
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
         """Return the specs of adapters by the path of the weight that they adapt, for the model's slots or `shape`."""
@@ -86,7 +99,7 @@ class Model:
     ) -> _Forward:
         """Run the step's tokens through all layers.
 
-        `media`, in a model that sees, says which tokens take rows of the feature cache, `params["media"]`.
+        `media`, in a model with towers, says which tokens take rows of the feature cache, `params["media"]`.
 
         A draft head takes `features_td`: in each row the result of `read_features`, or, if the row's token is a guess,
         the head's own hidden state.

@@ -328,7 +328,7 @@ def unflatten[T](flat: Mapping[str, T]) -> dict[str, Any]:
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = value
-    for part in (nested, nested.get("encoder", {})):
+    for part in (nested, nested.get("encoder", {}), nested.get("audio", {})):
         layers = part.get("layers", {})
         if layers and all(name.isdigit() for name in layers):
             part["layers"] = tuple(layers[str(index)] for index in range(len(layers)))

@@ -42,8 +42,8 @@ def linear_shapes(specs: ModelSpecs) -> list[LinearShape]:
 
 
 def segment_shapes(specs: ModelSpecs) -> list[SegmentShape]:
-    """Return the heads of a vision tower's layers."""
-    heads = dict.fromkeys((kind.num_heads, kind.head_dim) for kind in specs.plan.kinds)
+    """Return the heads of a tower's layers, those with a window aside, which attend in plain XLA."""
+    heads = dict.fromkeys((kind.num_heads, kind.head_dim) for kind in specs.plan.kinds if kind.window is None)
     return [SegmentShape(*each, jnp.dtype(specs.dtype)) for each in heads]
 
 

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 from pallas_kernels.weights import WeightFormat
 
 from .config import LayerSpec, ModelConfig
-from .family import AUDIO_TOWERS, TOWERS, Family
+from .family import Family
 from .layers.head import PoolingHead, head_names, taken_rows
 from .loop import LayerLoop
 from .names import Prefixes, TensorName
@@ -250,19 +250,12 @@ class ModelSpecs:
         }
         self.plan = LayerPlan(config.layers, self._marks({layer: state for layer, (_, state) in layers.items()}))
         self.kinds = [layers[kind] for kind in self.plan.kinds]
-        self.encoder = (
-            None
-            if config.encoder is None
-            else ModelSpecs(
-                config.encoder,
-                dtype,
-                tower_loop(loop),
-                formats=formats,
-                tensor_names=tensor_names,
-                family=self.family.vision or self.family.encoder,
-            )
-        )
-        """The parameters of the vision tower or the encoder; None in a model without one. They are not rounded."""
+        of_encoder: dict[str, Any] = {"formats": formats, "tensor_names": tensor_names}
+        self.encoders = {
+            part: ModelSpecs(encoder, dtype, tower_loop(loop), family=self.family.encoders[part], **of_encoder)
+            for part, encoder in config.encoders.items()
+        }
+        """The parameters of towers, or of an encoder, by the part that holds them. They are not rounded."""
 
     def borrowing(self, lent: Mapping[str, ParamSpec]) -> ModelSpecs:
         """Return the specs of a draft head to which `lent` are lent."""
@@ -282,8 +275,8 @@ class ModelSpecs:
         """Return all that the specs depend on."""
         formats, lent = sorted(self.formats.items()), sorted(self.lent.items())
         prefixes = self.family.find_prefixes(self._tensor_names)
-        encoder = () if self.encoder is None else self.encoder.facts
-        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent, encoder
+        encoders = tuple(encoder.facts for encoder in self.encoders.values())
+        return self.config, self.dtype, self.loop, self.quantization, formats, prefixes, lent, encoders
 
     def _marks(self, states: Mapping[LayerSpec, nnx.State]) -> tuple[tuple[WeightFormat | None, ...], ...]:
         """Return the formats of each layer's weights, by which layers are stacked; () if none has any."""
@@ -314,12 +307,9 @@ class ModelSpecs:
         ]
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
         ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
-        if self.encoder is not None:
-            tower = self.encoder.config.tower
-            hears = tower is not None and tower.sound is not None
-            needed = (*TOWERS, *AUDIO_TOWERS) if hears else TOWERS
-            ignored = tuple(pattern for pattern in ignored if pattern not in needed)
-            ignored += self.encoder.ignored_tensors
+        for encoder in self.encoders.values():
+            ignored = tuple(pattern for pattern in ignored if not encoder.family.has_tensors_like(pattern))
+            ignored += encoder.ignored_tensors
         return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight", "*lm_head.bias"))
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
@@ -361,13 +351,17 @@ class ModelSpecs:
         return held_apart({**specs, **self.lent})
 
     def all_param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
-        """Return the specs of all parameters, those of the encoder under "encoder."; each device has all of these."""
+        """Return the specs of all parameters, those of encoders under their parts; each device has all of these."""
         specs = self.param_specs(tensor_names)
-        if self.encoder is not None:
-            for path, spec in self.encoder.param_specs(tensor_names).items():
+        for part, encoder in self.encoders.items():
+            for path, spec in encoder.param_specs(tensor_names).items():
                 axes = tuple(None if axis in SHARDED else axis for axis in spec.axes)
-                specs[f"encoder.{path}"] = replace(under("encoder", spec), axes=axes)
+                specs[f"{part}.{path}"] = replace(under(part, spec), axes=axes)
         return specs
+
+    def is_of_encoder(self, path: str) -> bool:
+        """Return whether a path in `all_param_specs` is of a tower's or an encoder's parameter, which no step reads."""
+        return path.partition(".")[0] in self.encoders
 
     def _source(self, path: str, names: Mapping[str, TensorName], prefixes: Prefixes, layer: int = 0) -> str:
         if path not in names:

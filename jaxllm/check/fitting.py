@@ -53,13 +53,13 @@ class Fit:
 
     @property
     def step_specs(self) -> dict[str, ParamSpec]:
-        """Return the specs of the parameters that steps read: all but the vision tower's."""
+        """Return the specs of the parameters that steps read: all but the towers'."""
         return {path: spec for path, spec in self.specs.items() if path not in self.tower_specs}
 
     @property
     def tower_specs(self) -> dict[str, ParamSpec]:
-        """Return the specs of the vision tower's parameters; none in a model that sees none."""
-        return {path: spec for path, spec in self.specs.items() if path.startswith("encoder.")}
+        """Return the specs of the parameters of towers, or of an encoder; none in a model of text alone."""
+        return {path: spec for path, spec in self.specs.items() if self.model.specs.is_of_encoder(path)}
 
 
 def fit(args: EngineArgs, checkpoint: Checkpoint, hardware: Hardware, devices: Sequence[Any]) -> Fit:

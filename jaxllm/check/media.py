@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from jaxllm.check.report import MediaReport, PictureRows, SoundRows
 from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.media.audio.processor import AudioProcessor
+from jaxllm.media.audio.processor import make_audio_processor
 from jaxllm.media.items import MediaSettings
 from jaxllm.media.processors import ImageProcessor
 from jaxllm.media.rules import find_rule
@@ -19,6 +19,7 @@ from jaxllm.resolve.media_settings import media_settings, media_size
 if TYPE_CHECKING:
     from jaxllm.check.fitting import Fit
     from jaxllm.execution.compiler import StepCompiler
+    from jaxllm.models.towers.tower import Tower
 
 PICTURE = 448
 """The side of the picture, in pixels, with a program in the report."""
@@ -30,14 +31,14 @@ _LARGE = 4096
 
 def report_media(sized: Fit) -> MediaReport | None:
     """Return what images or sounds cost an engine; None for a model that takes text only."""
-    tower, config, settings = sized.model.tower, sized.config, media_settings(sized.config)
-    if tower is None or settings is None:
+    towers, config, settings = list(sized.model.towers.values()), sized.config, media_settings(sized.config)
+    if not towers or settings is None:
         return None
     num_rows = media_size(config).num_rows
     return MediaReport(
         tower_params=param_bytes(config.mesh, sized.tower_specs),
         cache_rows=num_rows,
-        cache=num_rows * tower.settings.output_size * sized.model.dtype.itemsize,
+        cache=num_rows * towers[0].settings.output_size * sized.model.dtype.itemsize,
         pictures=[
             PictureRows(side=side, rows=find_rule(settings.config).count_rows(shape))
             for side in (PICTURE, _LARGE)
@@ -52,7 +53,7 @@ def _sounds(settings: MediaSettings) -> list[SoundRows]:
     if settings.audio_placeholder is None:
         return []
     rule = find_rule(settings.config)
-    processor = AudioProcessor(settings.audio_processor, rule.clips)
+    processor = make_audio_processor(settings.audio_processor, rule.clips)
     longest = processor.most_samples / processor.rate
     return [
         SoundRows(seconds=seconds, rows=rule.count_rows(processor.shape(int(seconds * processor.rate))))
@@ -62,11 +63,14 @@ def _sounds(settings: MediaSettings) -> list[SoundRows]:
 
 def encoder_programs(sized: Fit, compiler: StepCompiler) -> dict[str, EncoderShape]:
     """Return the programs of most interest that encode items, by name: a small picture's, and the largest."""
-    shapes, tower, settings = compiler.encoder_shapes, sized.model.tower, media_settings(sized.config)
-    if tower is None or settings is None:
+    settings, hearing, sight = media_settings(sized.config), *map(sized.model.find_tower, ("audio", "image"))
+    if settings is None:
         return {}
-    if tower.settings.sound is not None:
-        return {"encode a whole clip": shapes[-1]}
+    heard = {"encode a whole clip": compiler.encoder_shapes[hearing[0]][-1]} if hearing else {}
+    return (_seen_programs(settings, compiler.encoder_shapes[sight[0]], sight[1]) if sight else {}) | heard
+
+
+def _seen_programs(settings: MediaSettings, shapes: list[EncoderShape], tower: Tower) -> dict[str, EncoderShape]:
     programs = {"encode the largest image": shapes[-1]}
     if (picture := _shape(settings, PICTURE)) is not None:
         num_slots = count_slots(tower.settings, [Grid(*grid) for grid in picture.grids])
@@ -77,7 +81,7 @@ def encoder_programs(sized: Fit, compiler: StepCompiler) -> dict[str, EncoderSha
 
 
 def _shape(settings: MediaSettings, side: int) -> ItemShape | None:
-    """Return the patches of a square picture; None if the checkpoint names no image processor."""
-    if not settings.image_processor:
+    """Return the patches of a square picture; None if the checkpoint names no image processor, or none is loaded."""
+    if not settings.image_processor or settings.image_placeholder is None:
         return None
     return ImageProcessor(settings.image_processor, settings.config).shape((side, side), settings.options)

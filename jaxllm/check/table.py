@@ -72,6 +72,8 @@ def _media(media: MediaReport | None) -> Iterator[str]:
         return
     yield ""
     items, tower = ("Sounds", "audio tower") if media.sounds else ("Images and videos", "vision tower")
+    if media.sounds and media.pictures:
+        items, tower = "Images, videos and sounds", "towers"
     rows = [(f"{items}, on each device", "GiB", "bytes")]
     rows.append(_bytes_row(f"parameters of the {tower}, among the model's", media.tower_params))
     rows.append(_bytes_row(f"feature cache of {media.cache_rows:,} rows, in the scratch", media.cache))

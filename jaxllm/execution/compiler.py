@@ -162,9 +162,10 @@ class StepCompiler:
         upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
-        upkeep += [Upkeep.MAKE_MEDIA] if self.model.tower else []
-        upkeep += [Upkeep.WRITE_MEDIA] if self.model.tower and self.config.takes_embeds else []
-        others = [*self.encoder_shapes, *self._pool_shapes(by_token=False), *upkeep]
+        upkeep += [Upkeep.MAKE_MEDIA] if self.model.towers else []
+        upkeep += [Upkeep.WRITE_MEDIA] if self.model.towers and self.config.takes_embeds else []
+        of_towers = [shape for shapes in self.encoder_shapes.values() for shape in shapes]
+        others = [*of_towers, *self._pool_shapes(by_token=False), *upkeep]
         plain, truncated, full = map(self._shapes, Sampling)
         pooled = self._pool_shapes(by_token=True)
         clips = self.clip_shapes  # which every request of an encoder-decoder begins with
@@ -175,12 +176,10 @@ class StepCompiler:
         return [*clips, *steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
 
     @cached_property
-    def encoder_shapes(self) -> list[EncoderShape]:
-        """Return the programs that encode images and videos, smallest first; none in a model that sees none."""
-        if self.model.tower is None:
-            return []
-        settings, config = self.model.tower.settings, self.config
-        return encoder_shapes(settings, config.num_media_rows, config.num_video_frames)
+    def encoder_shapes(self) -> dict[str, list[EncoderShape]]:
+        """Return the programs of each tower, smallest first, by the part of the parameters that holds its."""
+        most = self.config.num_media_rows, self.config.num_video_frames
+        return {part: encoder_shapes(tower.settings, *most, part) for part, tower in self.model.towers.items()}
 
     @property
     def clip_shapes(self) -> list[ClipShape]:
@@ -364,11 +363,11 @@ class StepCompiler:
         if key is Upkeep.MAKE_MEDIA:
             return _Signature(lambda: jnp.zeros(media.shape, media.dtype), (), (), everywhere)
         if isinstance(key, EncoderShape):
-            assert self.model.tower is not None
-            batch = jax.tree.map(lambda x: self._replicated(x.shape, x.dtype), batch_spec(self.model.tower, key))
+            tower = self.model.towers[key.part]
+            batch = jax.tree.map(lambda x: self._replicated(x.shape, x.dtype), batch_spec(tower, key))
             slots = self._replicated((batch.places_qk.shape[0],), jnp.int32)
-            encode = partial(run_encoder, tower=self.model.tower, mesh=self.mesh)
-            return _Signature(encode, (1,), (self.encoder_spec, media, batch, slots), everywhere)
+            encode = partial(run_encoder, tower=tower, mesh=self.mesh)
+            return _Signature(encode, (1,), (self.encoder_spec(key.part), media, batch, slots), everywhere)
         rows = self._replicated((WRITTEN_ROWS, media.shape[1]), jnp.float32)
         return _Signature(write_rows, (0,), (media, rows, self._replicated(rows.shape[:1], jnp.int32)), everywhere)
 
@@ -378,7 +377,7 @@ class StepCompiler:
         block_ids = self._replicated((config.kv_layout.clip_blocks,), jnp.int32)
         tile = config.cross_groups[0].attention.tiles.query
         run = partial(run_clip_encoder, model=model, caches=self.caches, mesh=self.mesh, query_tile=tile)
-        return run, (2,), (self.encoder_spec, self.params_spec, pools, self._mels_spec(), block_ids)
+        return run, (2,), (self.encoder_spec(), self.params_spec, pools, self._mels_spec(), block_ids)
 
     def _align_signature(self, key: AlignShape) -> _Signature:
         """Return the signature of a program that aligns transcripts."""
@@ -392,7 +391,7 @@ class StepCompiler:
             self._replicated((num_layers, key.num_heads), jnp.int32),
         )
         run = partial(run_alignment, model=model, mesh=self.mesh)
-        return _Signature(run, (), (self.encoder_spec, self.params_spec, inputs), (everywhere, everywhere))
+        return _Signature(run, (), (self.encoder_spec(), self.params_spec, inputs), (everywhere, everywhere))
 
     def _mels_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of a clip's spectrogram."""
@@ -459,10 +458,9 @@ class StepCompiler:
         model.ops.grouped_matmul.prepare(grouped_shapes(model.specs), folder)
         model.ops.by_head.prepare(head_shapes(model.specs), folder)
         model.ops.linear.prepare(linear_shapes(model.specs), folder)
-        for tower in (model.tower, model.encoder):
-            if tower is not None:
-                tower.ops.linear.prepare(linear_shapes(tower.specs), folder)
-                tower.attention.prepare(segment_shapes(tower.specs), folder)
+        for tower in model.encoders:
+            tower.ops.linear.prepare(linear_shapes(tower.specs), folder)
+            tower.attention.prepare(segment_shapes(tower.specs), folder)
         if model.adapter_shape is not None:
             model.ops.lora.prepare(lora_shapes(model.adapter_specs(), model.adapter_shape.num_slots), folder)
         if model.ops.has_cpu_norms:
@@ -493,19 +491,20 @@ class StepCompiler:
         They hold parameters, inputs, token counts, scratch, and on a TPU the program's code. They hardly depend on the
         number of blocks, so it is compiled with 2.
         """
-        memory, *encoder = [self._memory(key) for key in (self.largest_step, *self.encoder_shapes[-1:])]
+        memory = self._memory(self.largest_step)
+        largest = {part: self._memory(shapes[-1]) for part, shapes in self.encoder_shapes.items()}
         clips = [self._memory(key) for key in self.clip_shapes]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         # The patches of an image come while the step before still runs.
-        arguments += sum(each.argument_size_in_bytes - self._held_by_encoder() for each in encoder)
-        encoder += clips  # whose spectrograms are small
-        scratch = max(each.temp_size_in_bytes + each.generated_code_size_in_bytes for each in (memory, *encoder))
+        arguments += sum(each.argument_size_in_bytes - self._held_by(part) for part, each in largest.items())
+        others = *largest.values(), *clips  # whose spectrograms are small
+        scratch = max(each.temp_size_in_bytes + each.generated_code_size_in_bytes for each in (memory, *others))
         # With another number of blocks the compiler may order operations differently: its scratch stays within 1 %.
         return arguments + scratch + scratch // 50 + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
-    def _held_by_encoder(self) -> int:
-        """Return the bytes of the tower's parameters and of the feature cache, which the encoder's programs take."""
-        held = jax.tree.leaves((self.encoder_spec, self.media_spec()))
+    def _held_by(self, part: str) -> int:
+        """Return the bytes of a tower's parameters and of the feature cache, which the tower's programs take."""
+        held = jax.tree.leaves((self.encoder_spec(part), self.media_spec()))
         return sum(num_bytes(math.prod(spec.shape), spec.dtype) for spec in held)
 
     def _memory(self, key: ProgramKey) -> Any:
@@ -532,7 +531,7 @@ class StepCompiler:
             arguments,
             has_states=bool(self.config.states),
             max_drafts=self.config.max_drafts,
-            has_media=self.model.tower is not None,
+            has_media=bool(self.model.towers),
             cross=cross[0] if cross else None,
             first_timestamp=rules.first_timestamp if (rules := self.config.transcript_rules) else None,
         )
@@ -543,22 +542,21 @@ class StepCompiler:
         arrays = array_specs(self.model.specs.all_param_specs())
         return unflatten({path: jax.tree.map(self._placed, stored(spec)) for path, spec in arrays.items()})
 
-    @property
-    def encoder_spec(self) -> dict[str, Any]:
-        """Return shape, dtype and sharding of the tower's parameters."""
-        return self._param_specs["encoder"]
+    def encoder_spec(self, part: str = "encoder") -> dict[str, Any]:
+        """Return shape, dtype and sharding of the parameters of a tower or an encoder."""
+        return self._param_specs[part]
 
     @cached_property
     def params_spec(self) -> dict[str, Any]:
-        """Return the same of what a step reads: all but the tower's parameters, with adapters and encoded media."""
-        params = {name: spec for name, spec in self._param_specs.items() if name != "encoder"}
+        """Return the same of what a step reads: all but the towers' parameters, with adapters and encoded media."""
+        params = {name: spec for name, spec in self._param_specs.items() if name not in self.model.specs.encoders}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
-        return params | adapters | ({} if self.model.tower is None else {"media": self.media_spec()})
+        return params | adapters | ({"media": self.media_spec()} if self.model.towers else {})
 
     def media_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the feature cache."""
-        assert self.model.tower is not None
-        return self._replicated((self.config.num_media_rows, self.model.tower.settings.output_size), self.model.dtype)
+        tower = next(iter(self.model.towers.values()))  # the rows of all have one width
+        return self._replicated((self.config.num_media_rows, tower.settings.output_size), self.model.dtype)
 
     def adapters_spec(self, shape: AdapterShape | None = None) -> Any:
         """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""
@@ -573,7 +571,7 @@ def describe(key: ProgramKey) -> str:
     if isinstance(key, Upkeep):
         return key.value
     if isinstance(key, EncoderShape):
-        return f"{key.num_slots} patches"
+        return f"{key.num_slots} patches{' of sound' * (key.part == 'audio')}"
     if isinstance(key, ClipShape):
         return f"{key.num_frames} frames"
     if isinstance(key, AlignShape):

@@ -112,8 +112,8 @@ class Launcher:
                 self.params = load_params()
         if compiler.model.adapter_shape is not None:
             self.params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
-        self._encoder = self.params.pop("encoder", None)
-        """The parameters of the tower or the encoder, which no step reads."""
+        self._encoders = {part: self.params.pop(part) for part in compiler.model.specs.encoders}
+        """The parameters of towers, or of an encoder, which no step reads."""
         self._make_media()
         self.pools, self._previous_tokens, self._hidden = state.result()
         self._counts: Array | None = None
@@ -144,7 +144,7 @@ class Launcher:
         """
         program = self.programs.get(shape)
         with self._turn:
-            outputs = program(self._encoder, self.params, inputs)
+            outputs = program(self._encoders["encoder"], self.params, inputs)
         heard_tf, logprobs_t = map(np.asarray, outputs)
         return heard_tf, logprobs_t
 
@@ -180,21 +180,22 @@ class Launcher:
     def _encode(self, launch: EncodeLaunch) -> None:
         key = self.programs.keys[launch.program]
         if isinstance(key, ClipShape):
-            self.pools = self.programs.get(key)(self._encoder, self.params, self.pools, *launch.arrays)
+            self.pools = self.programs.get(key)(self._encoders["encoder"], self.params, self.pools, *launch.arrays)
             return
-        program, media, tower = self.programs.get(key), self.params["media"], self.compiler.model.tower
+        program, media = self.programs.get(key), self.params["media"]
         *leaves, slots = launch.arrays
-        assert tower is not None
         if isinstance(key, EncoderShape):
-            batch = jax.tree.unflatten(jax.tree.structure(batch_spec(tower, key)), leaves)
-            media = program(self._encoder, media, batch, slots)
+            spec = batch_spec(self.compiler.model.towers[key.part], key)
+            media = program(
+                self._encoders[key.part], media, jax.tree.unflatten(jax.tree.structure(spec), leaves), slots
+            )
         else:
             media = program(media, *leaves, slots)
         self.params = {**self.params, "media": media}
 
     def _make_media(self) -> None:
-        """Make the feature cache, if the model sees."""
-        if self.compiler.model.tower is not None:
+        """Make the feature cache, if the model has towers."""
+        if self.compiler.model.towers:
             self.params = {**self.params, "media": self.programs.get(Upkeep.MAKE_MEDIA)()}
 
     @running()

@@ -161,14 +161,16 @@ class ModelRunner:
         return self.programs.num_compiled + (0 if self._draft is None else self._draft.num_compiled)
 
     def check_media(self, media: PromptMedia) -> None:
-        """Raise VLLMValidationError for media that the model's tower cannot take."""
-        tower = self.compiler.model.tower
-        if tower is None:
-            raise VLLMValidationError("the model takes text only.", parameter="multi_modal_data")
+        """Raise VLLMValidationError for media that the model's towers cannot take."""
         for item in media.items:
+            with_part = self.compiler.model.find_tower(item.modality)
+            if with_part is None:
+                message = f"the model takes no {item.modality} here."
+                raise VLLMValidationError(message, parameter="multi_modal_data", value=item.modality)
+            part, tower = with_part
             if item.is_encoded and not self.compiler.config.takes_embeds:
                 raise VLLMValidationError("embeddings need enable_mm_embeds.", parameter="multi_modal_data")
-            check_item(tower.settings, item, self.compiler.encoder_shapes)
+            check_item(tower.settings, item, self.compiler.encoder_shapes[part])
 
     def check_clip(self, clip: Clip | None) -> None:
         """Raise VLLMValidationError for a clip that the model's encoder cannot take, and where it needs one."""
@@ -306,14 +308,16 @@ class ModelRunner:
         )
 
     def _encode(self, encode: Encode) -> list[EncodeLaunch]:
-        tower, compiler = self.compiler.model.tower, self.compiler
-        assert tower is not None
-        settings, num_media_rows = tower.settings, compiler.config.num_media_rows
+        compiler = self.compiler
+        with_part = compiler.model.find_tower(encode.item.modality)
+        assert with_part is not None
+        (part, tower), num_media_rows = with_part, compiler.config.num_media_rows
+        settings, shapes = tower.settings, compiler.encoder_shapes[part]
         if encode.item.is_encoded:
             program = self._places[Upkeep.WRITE_MEDIA]
             return [EncodeLaunch(program, arrays) for arrays in written_inputs(settings, encode, num_media_rows)]
         launches = []
-        for shape, batch, slots in encoder_inputs(settings, encode, compiler.encoder_shapes, num_media_rows):
+        for shape, batch, slots in encoder_inputs(settings, encode, shapes, num_media_rows):
             arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
             launches.append(EncodeLaunch(self._places[shape], [*arrays, slots]))
         return launches

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxllm.core_messages import MediaItem, MediaSpan, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.audio.processor import AudioProcessor
+from jaxllm.media.audio.processor import AudioProcessor, make_audio_processor
 from jaxllm.media.budget import ByteBudget
 from jaxllm.media.cache import CacheCounts, ProcessedCache
 from jaxllm.media.decode import content_hash, decode_image, image_size, uuid_hash
@@ -135,7 +135,7 @@ class MediaReader:
 
     @cached_property
     def _audio_processor(self) -> AudioProcessor:
-        return AudioProcessor(self._settings.audio_processor, self._expander.rule.clips)
+        return make_audio_processor(self._settings.audio_processor, self._expander.rule.clips)
 
     @cached_property
     def _threads(self) -> ThreadPoolExecutor:

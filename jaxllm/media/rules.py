@@ -208,10 +208,15 @@ def _gemma3(config: Mapping[str, Any]) -> Rule:
 
 
 def _gemma4(config: Mapping[str, Any], *, merges: bool = True) -> Rule:
-    """A video's frames are marked like images, each after its time. Without a tower each patch is one row."""
+    """A video's frames are marked like images, each after its time. Without a tower each patch is one row.
+
+    A row of a sound is a frame of 40 ms.
+    """
     kernel = config["vision_config"].get("pooling_kernel_size", 3) if merges else 1
 
     def pieces(shape: ItemShape) -> Pieces:
+        if shape.modality == "audio":
+            return ["<|audio>", shape.num_patches, "<audio|>"]
         rows = _merged_rows(shape, kernel)
         if shape.modality == "image":
             return of_rows(sum(rows))
@@ -220,7 +225,8 @@ def _gemma4(config: Mapping[str, Any], *, merges: bool = True) -> Rule:
     def of_rows(num_rows: int) -> Pieces:
         return ["<|image>", num_rows, "<image|>"]
 
-    return _same("<|image|>", pieces, of_rows, video="<|video|>")
+    hears = {"audio": "<|audio|>"} if merges and config.get("audio_config") else {}
+    return _same("<|image|>", pieces, of_rows, video="<|video|>", **hears)
 
 
 def _llava(config: Mapping[str, Any]) -> Rule:

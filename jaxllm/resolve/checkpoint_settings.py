@@ -47,20 +47,19 @@ def apply_overrides(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> 
 
 
 def read_model_config(
-    model: str, checkpoint: Checkpoint, config: Mapping[str, Any], *, sees: bool = True
+    model: str, checkpoint: Checkpoint, config: Mapping[str, Any], *, sees: bool = True, hears: bool = True
 ) -> ModelConfig:
     """Find the model's family and let it read the HF config; a model that cannot run is refused by name.
 
-    Without `sees` the config has no vision tower.
+    Without `sees` or `hears` the config has no such tower.
     """
     architecture, family = find_family(model, config)
     try:
-        stated = family.read_config(config, sees=sees)
-        model_config = family.read_config(config, checkpoint.tensors, sees=sees)
+        stated = family.read_config(config, sees=sees, hears=hears)
+        model_config = family.read_config(config, checkpoint.tensors, sees=sees, hears=hears)
     except ValueError as error:
-        hint = (
-            " Or set language_model_only=True: text alone can be read." if sees and _reads_text(family, config) else ""
-        )
+        reads_text = (sees or hears) and _reads_text(family, config)
+        hint = " Or set language_model_only=True: text alone can be read." if reads_text else ""
         raise VLLMValidationError(f"model={model!r}: {error}.{hint}", parameter="model", value=model) from error
     is_draft = model_config.draft_head is not None  # it has the target's output head
     if model_config.tie_word_embeddings and not (stated.tie_word_embeddings or family.is_wrapper or is_draft):
@@ -74,9 +73,9 @@ def read_model_config(
 
 
 def _reads_text(family: Family, config: Mapping[str, Any]) -> bool:
-    """Return whether a model could be read if it were not to see."""
+    """Return whether a model could be read if it were neither to see nor to hear."""
     try:
-        family.read_config(config, sees=False)
+        family.read_config(config, sees=False, hears=False)
     except ValueError:
         return False
     return True

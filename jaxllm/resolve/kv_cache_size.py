@@ -189,8 +189,9 @@ def _measure_memory(
     params, scratch = param_bytes(mesh, specs), 0
     if limit is not None and params <= limit:
         compiler = StepCompiler(steps, model, mesh)
-        # A draft head's program also takes the tables that belong to the model; none takes the tower's parameters.
-        read = {path: spec for path, spec in specs.items() if not path.startswith("encoder.")} | dict(model.specs.lent)
+        # A draft head's program also takes the tables that belong to the model; none takes the towers' parameters.
+        read = {path: spec for path, spec in specs.items() if not model.specs.is_of_encoder(path)}
+        read |= dict(model.specs.lent)
         scratch = measure(compiler) - param_bytes(mesh, read)
     return _DeviceMemory(limit=limit, params=params, scratch=scratch, layout=steps.kv_layout)
 

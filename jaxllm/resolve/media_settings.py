@@ -28,11 +28,18 @@ _ROWS_OF_FRAMES = 8192
 """The rows up to which a video's frames are counted unless their number is asked for."""
 
 
+class Senses(NamedTuple):
+    """Which towers an engine is to load, of those that its model has."""
+
+    sees: bool
+    hears: bool
+
+
 class MediaSize(NamedTuple):
-    """What an engine's feature cache and its tower's programs hold."""
+    """What an engine's feature cache and its towers' programs hold."""
 
     num_rows: int = 0
-    """The rows of the feature cache of images and videos; 0 for a model that sees none."""
+    """The rows of the feature cache of images, videos and sounds; 0 for a model of text alone."""
     num_frames: int = 0
     """The most frames of a video; 0 where there are no videos."""
 
@@ -42,7 +49,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
 
     Raises VLLMValidationError for a model whose images cannot be read.
     """
-    encoder, args = config.model_config.encoder, config.args
+    encoder, towers, args = config.model_config.encoder, config.model_config.towers, config.args
     if encoder is not None and encoder.clips is not None:
         _check_unused(args, config.model_config.architecture, _OF_SIGHT)
         start = config.hf_config.get("decoder_start_token_id")
@@ -53,14 +60,16 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
             allowed_local_media_path=args.allowed_local_media_path,
             allowed_media_domains=args.allowed_media_domains,
         )
-    if encoder is None or encoder.tower is None:
+    if not towers:
         _check_unused(args, config.model_config.architecture)
         reason = config.checkpoint.text_only
         return MediaSettings(text_only=reason) if reason else None
     hf_config = _media_config(config)
     rule = find_rule(hf_config)
-    placeholders = rule.placeholders
-    if encoder.tower.sound is None:
+    sight, hearing = _find_towers(config)
+    loaded = {"image": sight, "video": sight, "audio": hearing}
+    placeholders = {each: text for each, text in rule.placeholders.items() if loaded[each] is not None}
+    if sight is not None:
         from jaxllm.media.processors import check_kind  # which loads numpy
 
         check_kind(config.checkpoint.image_processor)
@@ -74,7 +83,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         max_model_len=config.max_model_len,
         interleave_mm_strings=args.interleave_mm_strings,
         enable_mm_embeds=args.enable_mm_embeds,
-        row_size=encoder.tower.output_size,
+        row_size=next(iter(towers.values())).output_size,
         most_rows=media_size(config).num_rows,
         config=hf_config,
         image_processor=dict(config.checkpoint.image_processor),
@@ -85,7 +94,7 @@ def media_settings(config: EngineConfig) -> MediaSettings | None:
         cache_gb=args.mm_processor_cache_gb,
         allowed_local_media_path=args.allowed_local_media_path,
         allowed_media_domains=args.allowed_media_domains,
-        rope_merge=encoder.tower.merge if any(rope.axes for rope in config.model_config.ropes) else None,
+        rope_merge=sight.merge if sight and any(rope.axes for rope in config.model_config.ropes) else None,
         steps_per_second=hf_config.get("vision_config", {}).get("tokens_per_second"),
     )
 
@@ -95,13 +104,24 @@ def media_size(config: EngineConfig) -> MediaSize:
 
     Raises VLLMValidationError for options that the model's processor does not have, and for wrong values.
     """
-    encoder = config.model_config.encoder
-    if encoder is None or encoder.tower is None:
+    sight, hearing = _find_towers(config)
+    if sight is None and hearing is None:
         return MediaSize()
-    tower, checkpoint = encoder.tower, config.checkpoint
-    options, sampling = _processing(config)
-    if tower.sound is not None:
-        return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, most_sound_rows(config))))
+    seen = MediaSize() if sight is None else _seen_size(config, sight)
+    largest = max(seen.num_rows, 0 if hearing is None else most_sound_rows(config))
+    return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, largest)), seen.num_frames)
+
+
+def _find_towers(config: EngineConfig) -> tuple[TowerSettings | None, TowerSettings | None]:
+    """Return the settings of the tower that sees, and of the one that hears; None for one that the engine has not."""
+    towers = config.model_config.towers.values()
+    hearing = next((tower for tower in towers if tower.sound is not None), None)
+    return next((tower for tower in towers if tower.sound is None), None), hearing
+
+
+def _seen_size(config: EngineConfig, tower: TowerSettings) -> MediaSize:
+    """Return the most rows of an image or a video, as far as they are bounded, and the most frames of a video."""
+    checkpoint, (options, sampling) = config.checkpoint, _processing(config)
     largest, num_frames = most_image_rows(tower, checkpoint.image_processor, options), 0
     if "video" in find_rule(config.hf_config).placeholders and media_limits(config.args).get("video", DEFAULT_LIMIT):
         per_frame = most_frame_rows(tower, checkpoint.video_processor, options)
@@ -111,7 +131,7 @@ def media_size(config: EngineConfig) -> MediaSize:
             num_frames = min(num_frames, max(1, max(config.max_num_batched_tokens, _ROWS_OF_FRAMES) // per_frame))
         ends_with_row = tower.tiling is not None and tower.tiling.splits_alone
         largest = max(largest, num_frames * per_frame + ends_with_row)
-    return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, largest)), num_frames)
+    return MediaSize(largest, num_frames)
 
 
 def most_sound_rows(config: EngineConfig) -> int:
@@ -119,10 +139,10 @@ def most_sound_rows(config: EngineConfig) -> int:
 
     Raises VLLMValidationError for a checkpoint with a feature extractor that is not supported.
     """
-    from jaxllm.media.audio.processor import AudioProcessor  # which loads numpy
+    from jaxllm.media.audio.processor import make_audio_processor  # which loads numpy
 
     rule = find_rule(_media_config(config))
-    processor = AudioProcessor(config.checkpoint.audio_processor, rule.clips)
+    processor = make_audio_processor(config.checkpoint.audio_processor, rule.clips)
     return rule.count_rows(processor.shape(processor.most_samples))
 
 
@@ -170,7 +190,7 @@ def _processing(config: EngineConfig) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Raises VLLMValidationError for options that the image processor does not have, and for wrong values.
     """
-    if config.checkpoint.audio_processor and "audio" in find_rule(_media_config(config)).placeholders:
+    if _find_towers(config)[0] is None:
         _check_unused(config.args, config.model_config.architecture, _OF_SIGHT, "sees")
         return {}, {}
     options, sampling = dict(config.args.mm_processor_kwargs), video_sampling(config.args.media_io_kwargs)
@@ -235,19 +255,22 @@ def takes_images(args: EngineArguments) -> bool:
     return _takes(args, _SEEN)
 
 
-def takes_media(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> bool:
-    """Return whether an engine is to load the tower of a model that sees or hears.
+def find_senses(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> Senses:
+    """Return which towers of a model an engine is to load.
 
-    A checkpoint without the settings of what makes the tower's inputs reads text alone; a warning says so.
+    There is none for a checkpoint without the settings of what makes its inputs; a warning says so.
     """
-    hears = not hf_config.get("vision_config") and bool(hf_config.get("audio_config"))
-    sees = bool(hf_config.get("vision_config"))
-    if not _takes(args, ("audio",) if hears else _SEEN):
-        return False
-    if (sees and not checkpoint.image_processor) or (hears and not checkpoint.audio_processor):
-        logger.warning("%s has no preprocessor_config.json: it reads text alone", checkpoint.source)
-        return False
-    return True
+    wanted = Senses(_takes(args, _SEEN), _takes(args, ("audio",)))
+    has_tower = Senses(bool(hf_config.get("vision_config")), bool(hf_config.get("audio_config")))
+    has_processor = Senses(bool(checkpoint.image_processor), bool(checkpoint.audio_processor))
+    senses = Senses(*(w and (p or not t) for w, t, p in zip(wanted, has_tower, has_processor, strict=True)))
+    if senses != wanted:
+        is_left = any(map(all, zip(senses, has_tower, strict=True)))
+        lost = "sees nothing" if senses.sees != wanted.sees else "hears nothing"
+        message = "%s has no preprocessor_config.json%s: it %s"
+        of = f" with settings of {'images' if lost == 'sees nothing' else 'sounds'}" if is_left else ""
+        logger.warning(message, checkpoint.source, of, lost if is_left else "reads text alone")
+    return senses
 
 
 def _takes(args: EngineArguments, modalities: tuple[Modality, ...]) -> bool:

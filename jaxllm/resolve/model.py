@@ -73,8 +73,14 @@ def _lent_to(
 def _make_model(config: EngineConfig, specs: ModelSpecs) -> Model:
     ops, head = config.ops, None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
-    towers = {"tower": ops.tower, "encoder": ops.encoder}
-    return Model(specs, ops=ops.layers, adapter_shape=config.adapter_shape, features=features, **towers)
+    return Model(
+        specs,
+        ops=ops.layers,
+        adapter_shape=config.adapter_shape,
+        features=features,
+        towers=ops.towers,
+        encoder=ops.encoder,
+    )
 
 
 def _checked(config: EngineConfig, specs: ModelSpecs) -> Mapping[str, ParamSpec]:

@@ -18,7 +18,7 @@ from jaxllm.resolve.encoder_decoders import check_encoder_decoder
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
 from jaxllm.resolve.limits import check_attention_chunks, resolve_limits, resolve_max_model_len
-from jaxllm.resolve.media_settings import takes_images, takes_media
+from jaxllm.resolve.media_settings import find_senses, takes_images
 from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.resolve.resolve_speculation import (
     draft_arguments,
@@ -157,8 +157,8 @@ def _open(args: EngineArguments) -> Checkpoint:
 def _resolve_model(args: EngineArguments, checkpoint: Checkpoint, hf_config: Mapping[str, Any]) -> Resolved:
     """Settle the model and its tasks."""
     hf_config = with_token_ids(hf_config, checkpoint)
-    sees = takes_media(args, checkpoint, hf_config)
-    model_config = settings.read_model_config(args.model, checkpoint, hf_config, sees=sees)
+    senses = find_senses(args, checkpoint, hf_config)
+    model_config = settings.read_model_config(args.model, checkpoint, hf_config, **senses._asdict())
     resolved = resolve_pooling(args, checkpoint, hf_config, model_config)
     check_encoder_decoder(args, resolved)
     if args.kv_cache_dtype != "auto" and not is_causal(resolved.model_config):

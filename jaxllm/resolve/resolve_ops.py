@@ -67,8 +67,8 @@ class EngineOps(NamedTuple):
     """The groups of layers with recurrent state."""
     specs: ModelSpecs
     layers: Ops
-    tower: Tower | None
-    """The vision tower with its ops; None in a model that sees nothing."""
+    towers: Mapping[str, Tower]
+    """The towers with their ops, by the part of the parameters that holds theirs."""
     encoder: ClipEncoder | None = None
     """The encoder of an encoder-decoder with its ops; None in other models."""
     cross_groups: tuple[KVGroup, ...] = ()
@@ -142,16 +142,16 @@ def choose_ops(
     )
     _warn_of_widened(specs)
     layers = _choose_matmuls(specs, picker, args.linear_backend, may_round_nothing=is_draft)
-    tower = encoder = None
-    if specs.encoder is not None:
+    towers, encoder = {}, None
+    for part, of_part in specs.encoders.items():
         # Each device has the whole tower.
-        ops = _choose_matmuls(specs.encoder, picker)._replace(mesh=None)
-        attention = _choose_segment_attention(specs.encoder, groups, picker)
-        if specs.encoder.config.clips is None:
-            tower = Tower(specs.encoder, ops=ops, attention=attention)
+        ops = _choose_matmuls(of_part, picker)._replace(mesh=None)
+        attention = _choose_segment_attention(of_part, groups, picker)
+        if of_part.config.clips is None:
+            towers[part] = Tower(of_part, ops=ops, attention=attention)
         else:
-            encoder = ClipEncoder(specs.encoder, ops=ops, attention=attention)
-    return EngineOps(groups, states, specs, layers, tower, encoder, cross)
+            encoder = ClipEncoder(of_part, ops=ops, attention=attention)
+    return EngineOps(groups, states, specs, layers, towers, encoder, cross)
 
 
 def choose_attention(

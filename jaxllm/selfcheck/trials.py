@@ -38,9 +38,7 @@ def _model_trials(config: EngineConfig) -> Iterator[Trial]:
                 yield from state_trials(op)
     model = make_model(config)
     yield from _matmul_trials(model.specs, model.ops)
-    for tower in (model.tower, model.encoder):
-        if tower is None:
-            continue
+    for tower in model.encoders:
         yield from _matmul_trials(tower.specs, tower.ops)
         if not tower.attention.implementation.startswith("xla"):
             for shape in segment_shapes(tower.specs):

@@ -1,7 +1,8 @@
 """Gemma 4: unit norms on values, global layers with larger heads, experts beside the MLP, per-layer inputs, and late
 layers that borrow the keys and values of earlier ones. Each model has some of these.
 
-The vision tower takes grids of any size. Its rows are means of squares of patches; its matmuls may clip.
+The vision tower takes grids of any size. Its rows are means of squares of patches. Beside it there may be a conformer,
+which hears. The matmuls of both may clip.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, read_mapping, read_optional_float, require
 from ..inputs import TokenBatch
 from ..layers import ACTIVATIONS, Attention, DecoderLayer, Embedding, Frame, GatedMLP, RMSNorm, declare, linear
+from ..layers.clipped import ClippedLinear, bound_names
 from ..layers.moe import Choices, Experts, Router
 from ..layers.norm import unit_norm
 from ..loop import Heads
@@ -42,6 +44,7 @@ from ..towers.layout import PatchBatch
 from ..towers.reading import read_axial_theta, read_text_size, read_tower, read_vision
 from ..towers.settings import DenseSettings, Projector, TowerSettings
 from .gemma2 import GEMMA_NAMES
+from .gemma4_audio import GEMMA4_AUDIO
 
 _GATE_UP = Fused(("gate", "up"))
 
@@ -334,29 +337,15 @@ def _gemma4_vision_config(hf: Mapping[str, Any]) -> ModelConfig:
     return replace(config, ropes=(RopeConfig(theta=theta, is_split=True),))
 
 
-class _ClippedLinear(nnx.Module):
-    """A matmul whose inputs and outputs are clipped."""
-
-    def __init__(self, weight: nnx.Param[Array]) -> None:
-        self.weight = weight
-        for name in _BOUNDS:
-            setattr(self, name, declare((), (), jnp.float32))
-
-    def __call__(self, x_ti: Array) -> Array:
-        """Return [t, *out] of [t, *in]."""
-        lower, upper, lower_out, upper_out = (getattr(self, name)[...].astype(x_ti.dtype) for name in _BOUNDS)
-        return jnp.clip(linear(jnp.clip(x_ti, lower, upper), self.weight), lower_out, upper_out)
-
-
 class _ClippedAttention(nnx.Module):
     """The projections around attention, each with its bounds, and norms of queries, keys and values."""
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, n, h = cfg.hidden_size, spec.num_heads, spec.head_dim
         heads, axes = (n, h, d), ("heads", "head_dim", "embed")
-        self.q, self.k = (_ClippedLinear(declare(heads, axes, dtype, 1, rotates=True)) for _ in range(2))
-        self.v = _ClippedLinear(declare(heads, axes, dtype, 1))
-        self.o = _ClippedLinear(declare((d, n * h), ("embed", "heads"), dtype, 1))
+        self.q, self.k = (ClippedLinear(declare(heads, axes, dtype, 1, rotates=True)) for _ in range(2))
+        self.v = ClippedLinear(declare(heads, axes, dtype, 1))
+        self.o = ClippedLinear(declare((d, n * h), ("embed", "heads"), dtype, 1))
         self.q_norm, self.k_norm = (RMSNorm(h, "head_dim", cfg, dtype, rotates=True) for _ in range(2))
         self.eps = cfg.norm_eps
 
@@ -375,8 +364,8 @@ class _ClippedMLP(nnx.Module):
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d, f, self.act = cfg.hidden_size, spec.intermediate_size, spec.hidden_act
-        self.gate, self.up = (_ClippedLinear(declare((f, d), ("mlp", "embed"), dtype, 1)) for _ in range(2))
-        self.down = _ClippedLinear(declare((d, f), ("embed", "mlp"), dtype, 1))
+        self.gate, self.up = (ClippedLinear(declare((f, d), ("mlp", "embed"), dtype, 1)) for _ in range(2))
+        self.down = ClippedLinear(declare((d, f), ("embed", "mlp"), dtype, 1))
 
     def __call__(self, x_td: Array) -> Array:
         """Return [t, d]."""
@@ -426,7 +415,6 @@ class _Gemma4TowerFrame(TowerFrame):
         return super().start(inputs._replace(patches_pc=2 * jnp.asarray(inputs.patches_pc) - 1))
 
 
-_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 _VISION_LAYER = "{body}encoder.layers.{l}."
 # Each matmul by our name: HF's, and the layout of its weight.
 _VISION_MATMULS = {
@@ -459,11 +447,7 @@ _VISION_NAMES = {
         for path, (name, layout) in _VISION_MATMULS.items()
         for end in ("", ".weight")
     },
-    **{
-        f"{path}.{bound}": TensorName(f"{_VISION_LAYER}{name}{bound}", "->")
-        for path, (name, _) in _VISION_MATMULS.items()
-        for bound in _BOUNDS
-    },
+    **bound_names(_VISION_LAYER, _VISION_MATMULS),
 }
 GEMMA4_TOWER = Family(
     config_from_hf=_gemma4_vision_config,
@@ -484,5 +468,6 @@ FAMILIES = {
         frame=Gemma4Frame,
         is_wrapper=True,
         vision=GEMMA4_TOWER,
+        audio=GEMMA4_AUDIO,
     ),
 }

@@ -148,7 +148,7 @@ class SoundFrame(nnx.Module):
         self.settings, d, self.dtype = cfg.tower, cfg.hidden_size, dtype
         assert self.settings.sound is not None
         num_columns, num_mels = self.settings.patch_shape
-        assert num_columns == 2, "a frame is two columns"
+        assert num_columns == self.settings.sound.columns == 2, "a frame is two columns"
         # As in the checkpoint, so that they are never quantized; the last axis is 3 columns.
         self.conv1 = declare((d, 3, num_mels), ("embed", "pixels", "pixels"), dtype)
         self.conv1_bias = declare((d,), ("embed",), dtype)

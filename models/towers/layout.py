@@ -27,8 +27,8 @@ class PatchBatch(NamedTuple):
     patches_pc: np.ndarray | Array
     """Flattened patches, of any float dtype."""
     coordinates_p2: np.ndarray | Array
-    """Each patch's row and column in its grid, int32; of a frame of sound 0 and its number. Those of class tokens are
-    -1."""
+    """Each patch's row and column in its grid, int32; of a frame of sound 0 and its number, or in a conformer the
+    number of its columns that are heard, and its own. Those of class tokens are -1."""
     places_pk: np.ndarray | Array
     """The learned positions of each slot, int32; k is 0, 1, 2 if rows and columns have some, or 4 or
     16 if they are interpolated."""
@@ -148,6 +148,9 @@ def _write_clip(settings: SoundSettings, batch: PatchBatch, frames_nc: np.ndarra
     heard = number if settings.hears_silence else settings.count_heard(size[1])
     batch.patches_pc[:number] = frames_nc
     batch.coordinates_p2[:number, 1] = np.arange(number)
+    if settings.hears_whole:
+        columns_f = settings.count_columns(size[1]) - settings.columns * np.arange(number)
+        batch.coordinates_p2[:number, 0] = np.clip(columns_f, 0, settings.columns)
     if batch.places_pk.shape[1]:
         batch.places_pk[:number, 0], batch.weights_pk[:number] = np.arange(number), 1
     # What follows is of use to the convolutions alone.

@@ -67,12 +67,17 @@ def read_tower(
     )
 
 
-def read_vision(hf: Mapping[str, Any], defaults: Mapping[str, Any], *model_types: str) -> dict[str, Any]:
-    """Return a wrapper's `vision_config` with defaults for keys that it leaves out; it must be of one of the types."""
-    vision = read_mapping(hf, VISION)
+def read_vision(
+    hf: Mapping[str, Any], defaults: Mapping[str, Any], *model_types: str, section: str = VISION
+) -> dict[str, Any]:
+    """Return a tower's section of a wrapper's config.json, which must be of one of the types.
+
+    It has defaults for keys that it leaves out.
+    """
+    vision = read_mapping(hf, section)
     if model_types and vision.get("model_type") not in (None, *model_types):
         raise ValueError(
-            f"vision_config's model_type is {vision['model_type']!r}; only {', '.join(model_types)} is supported"
+            f"{section}'s model_type is {vision['model_type']!r}; only {', '.join(model_types)} is supported"
         )
     return {**defaults, **{key: value for key, value in vision.items() if value is not None}}
 

@@ -1,4 +1,4 @@
-"""The settings of a vision tower besides its layers."""
+"""The settings of a tower besides its layers."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Chunks(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class SoundSettings:
-    """How a tower hears. Its patches are frames: each is two columns of a spectrogram, one after the other.
+    """How a tower hears. Its patches are frames: each is some columns of a spectrogram, one after the other.
 
     A sound is cut into clips, which are encoded apart; silence fills up the last one.
     """
@@ -130,6 +130,10 @@ class SoundSettings:
     """The frames of a clip."""
     group: int
     """The number of consecutive frames that become one row."""
+    columns: int = 2
+    """The columns of a frame."""
+    hears_whole: bool = False
+    """A column is heard if its 320 samples, and the next one, are of the sound; else if it begins within the sound."""
     hears_silence: bool = False
     """The frames attend to the silence after the sound too."""
     gives_silence: bool = False
@@ -145,13 +149,17 @@ class SoundSettings:
     def clip_samples(self) -> int:
         """Return the number of samples of a whole clip."""
         if self.chunks is None:
-            return 2 * COLUMN_SAMPLES * self.num_frames
+            return self.columns * COLUMN_SAMPLES * self.num_frames
         return self.num_frames // self.chunks.num_frames * self.chunks.num_columns * COLUMN_SAMPLES
+
+    def count_columns(self, num_samples: int) -> int:
+        """Return the number of columns that are heard, in a tower without chunks."""
+        return (num_samples - 1) // COLUMN_SAMPLES if self.hears_whole else -(-num_samples // COLUMN_SAMPLES)
 
     def count_heard(self, num_samples: int) -> int:
         """Return the number of frames of a clip that the sound reaches."""
         if self.chunks is None:
-            return min(self.num_frames, -(-num_samples // (2 * COLUMN_SAMPLES)))
+            return min(self.num_frames, -(-self.count_columns(num_samples) // self.columns))
         whole, rest = divmod(num_samples // COLUMN_SAMPLES, self.chunks.num_columns)
         return min(self.num_frames, whole * self.chunks.num_frames - (-rest // 8))
 
@@ -159,6 +167,19 @@ class SoundSettings:
         """Return the number of rows of a clip."""
         num_frames = self.num_frames if self.gives_silence else self.count_heard(num_samples)
         return -(-num_frames // self.group) if self.ends_in_zeros else num_frames // self.group
+
+
+class ConformerSettings(NamedTuple):
+    """What differs between conformers, besides their layers."""
+
+    channels: tuple[int, int]
+    """The channels of the two convolutions over columns and bands."""
+    kernel_size: int
+    """The frames that the convolutions in layers take."""
+    mlp_scale: float
+    """The factor on the outputs of MLPs."""
+    bound: float
+    """What hidden states are clipped to before norms, on both sides of zero."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +222,8 @@ class TowerSettings:
     """The tiles of an image, whose rows are lines; None if rows are those of grids, one after the other."""
     sound: SoundSettings | None = None
     """How the tower hears; None for one that sees."""
+    conformer: ConformerSettings | None = None
+    """The settings of a conformer; None for other towers."""
     deepstack: tuple[int, ...] = ()
     """The numbers of the layers after which the hidden states give further outputs, ascending."""
     deep_projector: Projector | None = None

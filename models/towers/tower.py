@@ -1,4 +1,4 @@
-"""A vision tower as pure functions over a plain nested dict of parameters."""
+"""A tower that sees or hears as pure functions over a plain nested dict of parameters."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from ..rope import grid_rope_table, rope_table
 from ..specs import ModelSpecs
 from ..weights import Ops, bind
 from .chunks import ChunkFrame
+from .conformer import ConformerFrame, LocalHeads, attend_locally
 from .frame import RowProjector, SoundFrame, TowerFrame
 from .layout import PatchBatch, count_slots
 from .settings import Grid
 
 _Params = Mapping[str, Any]
+_AnyFrame = TowerFrame | SoundFrame | ChunkFrame | ConformerFrame
 
 
 class Tower:
-    """The functions of one vision tower; it holds no arrays. Its config has `tower`, the tower's settings."""
+    """The functions of one tower; it holds no arrays. Its config has `tower`, the tower's settings."""
 
     def __init__(self, specs: ModelSpecs, *, ops: Ops | None = None, attention: SegmentAttention | None = None) -> None:
         if specs.config.tower is None:
-            raise ValueError(f"{specs.config.architecture} is not a vision tower: its config has no tower settings")
+            raise ValueError(f"{specs.config.architecture} is not a tower: its config has no tower settings")
         self.specs, self.config, self.settings, self.plan = specs, specs.config, specs.config.tower, specs.plan
         self.ops = ops or Ops(Linear("cpu" if specs.loop is LayerLoop.IN_PLACE else "xla"))
         self.attention = attention or SegmentAttention()
@@ -78,8 +80,10 @@ class Tower:
             return nnx.merge(self.specs.kinds[kind].definition, bind(dict(weights), num_slots, self.ops))
 
         @jax.named_scope("attend")
-        def attend(heads: Any, cached: Cached, index: Array | int) -> tuple[Array, Cached]:
+        def attend(heads: Any, cached: Cached, index: Array | int) -> tuple[Any, Cached]:
             del index
+            if isinstance(heads, LocalHeads):
+                return (attend_locally(heads, spec), heads.x_pd), cached
             q_pnh, k_pnh = heads.q_tnh, heads.k_tkh
             if rope is not None:
                 q_pnh, k_pnh = rotate(q_pnh, rope), rotate(k_pnh, rope)
@@ -89,13 +93,13 @@ class Tower:
             ), cached
 
         @jax.named_scope("finish")
-        def finish(weights: _Params, x_pd: Array, attended_pnh: Array, index: Array | int) -> Array:
+        def finish(weights: _Params, x_pd: Array, attended: Any, index: Array | int) -> Array:
             del index
-            return layer(weights).finish(x_pd, attended_pnh)
+            return layer(weights).finish(x_pd, attended)
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_pd: layer(weights).project(x_pd)), attend, finish)
 
-    def _frame_of(self, params: _Params, num_rows: Array) -> TowerFrame | SoundFrame | ChunkFrame:
+    def _frame_of(self, params: _Params, num_rows: Array) -> _AnyFrame:
         """Return the frame for a call whose rows from `num_rows` on are padding."""
         weights = {name: value for name, value in params.items() if name != "layers"}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
@@ -118,5 +122,5 @@ class Tower:
         return None
 
     @staticmethod
-    def _projector(frame: TowerFrame | SoundFrame | ChunkFrame, name: str) -> RowProjector:
+    def _projector(frame: _AnyFrame, name: str) -> RowProjector:
         return getattr(frame, name)

@@ -207,11 +207,12 @@ def encoders(compiler: StepCompiler) -> dict[str, ProgramKey]:
     if compiler.model.encoder is not None:
         aligns = compiler.align_shapes
         return dict(zip(CLIPS, (*compiler.clip_shapes, aligns[0], aligns[-1]), strict=True))
-    if compiler.model.tower is None:
+    if (with_part := compiler.model.find_tower("image")) is None:
         return {}
-    num_slots = count_slots(compiler.model.tower.settings, [picture_grid(compiler.model.tower.settings)])
-    picture = next(shape for shape in compiler.encoder_shapes if shape.num_slots >= num_slots)
-    return dict(zip(ENCODERS, (picture, compiler.encoder_shapes[-1]), strict=True))
+    part, tower = with_part
+    shapes, num_slots = compiler.encoder_shapes[part], count_slots(tower.settings, [picture_grid(tower.settings)])
+    picture = next(shape for shape in shapes if shape.num_slots >= num_slots)
+    return dict(zip(ENCODERS, (picture, shapes[-1]), strict=True))
 
 
 def picture_grid(settings: TowerSettings) -> Grid:
@@ -293,7 +294,7 @@ def check_program(compiler: StepCompiler, shape: StepShape | PoolShape, usable_b
         if copies:
             missed.append(f"copies of weights or pool: {copies[:3]}")
         is_plain = isinstance(shape, StepShape) and shape.sampling is Sampling.PLAIN
-        if compiler.model.tower is not None and is_plain and (scatters := find_scatters(hlo)):
+        if compiler.model.towers and is_plain and (scatters := find_scatters(hlo)):
             missed.append(f"scatters: {scatters[:3]}")
         if cuts := find_expert_copies(hlo, compiler):
             missed.append(f"copies of a layer's experts: {cuts[:3]}")
@@ -392,8 +393,8 @@ def find_widened(hlo: str, model: Model) -> list[str]:
 
 def fits(compiler: StepCompiler, num_blocks: int, usable_bytes: int) -> bool:
     """Return whether a device holds the weights, the pool and the feature cache, beside a sixteenth for all else."""
-    tower = {} if compiler.model.tower is None else compiler.encoder_spec
-    specs = [compiler.params_spec, tower, compiler.caches.specs(num_blocks)]
+    towers = [compiler.encoder_spec(part) for part in compiler.model.towers]
+    specs = [compiler.params_spec, towers, compiler.caches.specs(num_blocks)]
     return sum(map(device_bytes, jax.tree.leaves(specs))) < usable_bytes * 15 // 16
 
 
@@ -415,7 +416,8 @@ def check_set_adapter(compiler: StepCompiler) -> dict[str, Any]:
 
 def check_encoder(compiler: StepCompiler, shape: EncoderShape | ClipShape | AlignShape) -> dict[str, Any]:
     """Compile a program that runs an encoder, and check that it writes in place what it writes."""
-    encoder, layout = compiler.model.tower or compiler.model.encoder, compiler.config.kv_layout
+    part = shape.part if isinstance(shape, EncoderShape) else "encoder"
+    encoder, layout = compiler.model.towers.get(part) or compiler.model.encoder, compiler.config.kv_layout
     assert encoder is not None
     num_blocks = layout.most_wanted if layout.cross_groups else BLOCKS[0]
     memory, hlo, listing, seconds, messages = compile_program(compiler, shape, num_blocks)
@@ -427,7 +429,7 @@ def check_encoder(compiler: StepCompiler, shape: EncoderShape | ClipShape | Alig
             missed.append(f"copies of weights or pool: {copies[:3]}")
         if scores := find_frame_scores(hlo, compiler.config.num_frames):
             missed.append(f"scores of frames: {scores[:3]}")
-    tower = sum(map(device_bytes, jax.tree.leaves(compiler.encoder_spec)))
+    tower = sum(map(device_bytes, jax.tree.leaves(compiler.encoder_spec(part))))
     sizes = {
         "temp_mib": memory.temp_size_in_bytes,
         "tower_mib": tower,

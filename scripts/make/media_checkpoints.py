@@ -71,11 +71,12 @@ def make_tokenizer(family: Family) -> Any:
     )
 
 
-def make_processor(family: Family, tokenizer: Any) -> Any:
-    """Return HF's processor, with a video processor if the family's golden has a video."""
+def make_processor(family: Family, tokenizer: Any, **others: Any) -> Any:
+    """Return HF's processor with `others` in it, and with a video processor if the family's golden has a video."""
     image_processor = getattr(transformers, family.image_processor)(**family.image_settings)
     base = getattr(transformers, family.processor)
-    others = {name: None for name in ("video_processor", "feature_extractor") if name in base.get_attributes()}
+    names = ("video_processor", "feature_extractor")
+    others = {name: None for name in names if name in base.get_attributes()} | others
     if family.video_processor:
         video_class = getattr(transformers, family.video_processor)
         others["video_processor"] = video_class(do_sample_frames=False, **family.video_settings)

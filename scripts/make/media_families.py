@@ -221,7 +221,7 @@ def gemma3(ids: Mapping[str, int]) -> Any:
     )
 
 
-def gemma4(ids: Mapping[str, int], *, clips: bool = False, **changes: Any) -> Any:
+def gemma4(ids: Mapping[str, int], *, clips: bool = False, audio: Any = None, **changes: Any) -> Any:
     """Return a Gemma 4 config: pictures are attended to from both sides, and global heads are wider and fewer."""
     rope = {
         "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10.0},
@@ -246,7 +246,7 @@ def gemma4(ids: Mapping[str, int], *, clips: bool = False, **changes: Any) -> An
         vision_config=transformers.Gemma4VisionConfig(
             **vision, position_embedding_size=64, standardize=not clips, use_clipped_linears=clips
         ),
-        audio_config=None,
+        audio_config=audio,
         image_token_id=ids["<|image|>"],
         boi_token_id=ids["<|image>"],
         eoi_token_id=ids["<image|>"],
@@ -256,12 +256,13 @@ def gemma4(ids: Mapping[str, int], *, clips: bool = False, **changes: Any) -> An
     )
 
 
-def gemma4_e2b(ids: Mapping[str, int]) -> Any:
+def gemma4_e2b(ids: Mapping[str, int], audio: Any = None) -> Any:
     """Return a Gemma 4 config like E2B's: pictures are causal, their tower clips, and two layers borrow keys."""
     sliding, full = "sliding_attention", "full_attention"
     return gemma4(
         ids,
         clips=True,
+        audio=audio,
         num_key_value_heads=1,
         attention_k_eq_v=False,
         num_hidden_layers=4,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,12 +23,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 
-from make.media_checkpoints import DoubtfulError, generate, make_tokenizer, whole
-from make.media_families import TEXT, chat_template
+from make.media_checkpoints import (
+    IMAGE,
+    DoubtfulError,
+    fill_all,
+    generate,
+    make_processor,
+    make_tokenizer,
+    save_processor,
+    whole,
+)
+from make.media_families import GEMMA4, TEXT, chat_template, gemma4_e2b
 from make.tiny_checkpoints import MAX_DOUBT, MIN_GAP, fill, run
 from make.ultravox import Ultravox
 from make.ultravox import hear as hear_ultravox
+from tests.e2e.pictures import draw
 from tests.models.clips import RATE, draw_clip
 
 CLIP_SECONDS = 2
@@ -39,8 +50,12 @@ NUM_SEEDS = 60
 SOUND = "<sound>"
 
 
+PICTURE = (37, 61)
+"""The width and height of the picture, which is drawn with the seed 0."""
+
+
 class Case(NamedTuple):
-    """A prompt with `<sound>` for sounds, and the indices of those."""
+    """A prompt with `<sound>` for sounds and `<image>` for the picture, and the indices of the sounds."""
 
     name: str
     text: str
@@ -53,6 +68,8 @@ CASES = (
     Case("two", f"Compare this {SOUND} to the next one\n{SOUND} and say which is older.", (1, 2)),
     Case("turn", f"Hear {SOUND} and {SOUND}, please.\nTwo sounds.\n\nNow this:\n{SOUND}\nWhat is new?", (2, 0, 1)),
 )
+PICTURE_CASE = Case("picture", f"Hear {SOUND} and see {IMAGE}, then {SOUND}: what fits?", (0, 2))
+"""A case of families that see too."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +100,8 @@ class Family:
     template: str = ""
     newlines: int = 1
     token_names: Mapping[str, str] = field(default_factory=dict)
+    image: str = ""
+    """What stands for a picture in a prompt, in a family that sees too: HF's whole processor makes its inputs."""
 
 
 ENCODER: dict[str, Any] = {
@@ -250,8 +269,86 @@ def ultravox(ids: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
+def gemma4(ids: Mapping[str, int]) -> Any:
+    """Return a config like Gemma 4 E2B's: three layers of two heads in the conformer, with bounds."""
+    audio = transformers.Gemma4AudioConfig(
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        subsampling_conv_channels=(NUM_BANDS, 8),
+        output_proj_dims=40,
+    )
+    return gemma4_e2b(ids, audio)
+
+
+NUM_BANDS = 32
+"""The bands of Gemma 4's spectrograms; the first convolution has as many channels."""
+SEEING_GEMMA4 = replace(
+    GEMMA4,
+    config=gemma4,
+    template=(
+        "{{ bos_token }}{% for message in messages %}<|turn>{{ message.role }}\n{% for part in message.content %}"
+        "{% if part.type == 'text' %}{{ part.text }}{% else %}<|{{ part.type }}|>{% endif %}{% endfor %}<turn|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+    ),
+)
+
+
+@torch.inference_mode()
+def rows_of_gemma4(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the rows that the model makes of features, without those of padding."""
+    heard = model.model.get_audio_features(inputs["input_features"], inputs["input_features_mask"])
+    return heard.pooler_output[heard.attention_mask]
+
+
+def make_extractor(family: Family, tokenizer: Any) -> Any:
+    """Return HF's feature extractor, or the whole processor in a family that sees too."""
+    if not family.image:
+        return getattr(transformers, family.extractor)(feature_size=family.num_mels, chunk_length=CLIP_SECONDS)
+    extractor = transformers.Gemma4AudioFeatureExtractor(feature_size=family.num_mels)
+    return make_processor(SEEING_GEMMA4, tokenizer, feature_extractor=extractor)
+
+
+def save_extractor(family: Family, extractor: Any, tokenizer: Any, folder: Path) -> None:
+    """Write the files of the tokenizer, the feature extractor and the processors."""
+    heard = extractor.feature_extractor if family.image else extractor
+    settings = json.loads(heard.to_json_string()) | {"processor_class": family.processor}
+    settings = {name: value for name, value in settings.items() if name not in ("mel_filters", "window")}
+    if not family.image:
+        tokenizer.save_pretrained(folder)
+        (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        return
+    save_processor(SEEING_GEMMA4, extractor, tokenizer, folder)
+    path = folder / "processor_config.json"
+    merged = json.loads(path.read_text()) | {"feature_extractor": settings}
+    path.write_text(json.dumps(merged, indent=2, sort_keys=True) + "\n")
+
+
+def fill_family(family: Family, model: Any, seed: int) -> None:
+    """Draw the weights, and the bounds of matmuls that clip."""
+    if family.image:
+        fill_all(model, seed, SEEING_GEMMA4)
+    else:
+        fill(model, seed, norm_offset=0.0, scales_embeddings=False)
+
+
 QWEN_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>")
 FAMILIES = {
+    "gemma4": Family(
+        model=transformers.Gemma4ForConditionalGeneration,
+        processor=GEMMA4.processor,
+        specials=GEMMA4.specials,
+        config=gemma4,
+        sound="<|audio|>",
+        row="<|audio|>",
+        hear=hear_qwen2_audio,
+        rows=rows_of_gemma4,
+        num_mels=NUM_BANDS,
+        template=SEEING_GEMMA4.template,
+        newlines=GEMMA4.newlines,
+        token_names=GEMMA4.token_names,
+        image=GEMMA4.image,
+    ),
     "glm_asr": Family(
         model=transformers.GlmAsrForConditionalGeneration,
         processor="GlmAsrProcessor",
@@ -336,7 +433,11 @@ FAMILIES = {
 def prepare(
     family: Family, extractor: Any, tokenizer: Any, text: str, sounds: Sequence[np.ndarray]
 ) -> dict[str, torch.Tensor]:
-    """Return the model's inputs for a prompt."""
+    """Return the model's inputs for a prompt, with the picture if the text has its placeholder."""
+    if family.image:
+        images = [[Image.fromarray(draw(*PICTURE, 0))]] if family.image in text else None
+        inputs = dict(extractor(text=text, images=images, audio=list(sounds) or None, return_tensors="pt"))
+        return {name: value.float() if value.is_floating_point() else value for name, value in inputs.items()}
     rows, inputs = family.hear(extractor, sounds) if sounds else ([], {})
     texts = text.split(family.placeholder or family.row)
     expanded = texts[0] + "".join(family.row * count + after for count, after in zip(rows, texts[1:], strict=True))
@@ -363,6 +464,9 @@ def golden(family: Family, folder: Path, extractor: Any, tokenizer: Any) -> tupl
     load = {"attn_implementation": "eager", "local_files_only": True}
     model = family.model.from_pretrained(folder, dtype=torch.float32, **load).eval()
     exact = family.model.from_pretrained(folder, dtype=torch.float64, **load).eval()
+    for name, param in exact.named_parameters():
+        if name.endswith("per_dim_scale"):  # which HF multiplies by float32 queries
+            param.data = param.data.float()
     model.generation_config.eos_token_id = None
     sounds = [draw_clip(seconds, seed) for seed, seconds in enumerate(family.seconds)]
     arrays: dict[str, Any] = {"seconds": np.array(family.seconds)}
@@ -371,8 +475,9 @@ def golden(family: Family, folder: Path, extractor: Any, tokenizer: Any) -> tupl
             model, prepare(family, extractor, tokenizer, family.sound, [sound])
         ).numpy()
     gaps, doubts, moved = [], [], [np.inf]
-    for case in CASES:
-        text, heard = case.text.replace(SOUND, family.sound), [sounds[index] for index in case.sounds]
+    for case in (*CASES, *([PICTURE_CASE] if family.image else ())):
+        text = case.text.replace(SOUND, family.sound).replace(IMAGE, family.image)
+        heard = [sounds[index] for index in case.sounds]
         inputs_of = partial(prepare, family, extractor, tokenizer, text)
         inputs = inputs_of(heard)
         tokens, logprobs = generate(model, inputs)
@@ -401,16 +506,13 @@ def make(name: str, family: Family, folder: Path) -> None:
     """Write one family, with the first seed that leaves nothing in doubt."""
     ids = {text: index for index, text in enumerate(family.specials)}
     tokenizer: Any = make_tokenizer(family)
-    extractor = getattr(transformers, family.extractor)(feature_size=family.num_mels, chunk_length=CLIP_SECONDS)
+    extractor = make_extractor(family, tokenizer)
     for seed in range(NUM_SEEDS):
         shutil.rmtree(folder, ignore_errors=True)
         model = family.model(family.config(ids))
-        fill(model, seed, norm_offset=0.0, scales_embeddings=False)
+        fill_family(family, model, seed)
         model.to(torch.bfloat16).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        settings = json.loads(extractor.to_json_string()) | {"processor_class": family.processor}
-        settings.pop("mel_filters", None)
-        (folder / "preprocessor_config.json").write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n")
+        save_extractor(family, extractor, tokenizer, folder)
         try:
             arrays, report = golden(family, folder, extractor, tokenizer)
         except DoubtfulError as error:

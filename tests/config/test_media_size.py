@@ -95,9 +95,8 @@ def test_wrong_options_are_refused_before_they_size_anything(options: dict[str, 
 
 def test_a_check_takes_options_of_frames_among_the_processor_s():
     config = resolve(folder("smolvlm"), mm_processor_kwargs={"num_frames": 64})
-    vision = config.model_config.encoder
-    assert vision is not None
-    model = SimpleNamespace(tower=SimpleNamespace(settings=vision.tower), dtype=np.dtype("float32"))
+    [settings] = config.model_config.towers.values()
+    model = SimpleNamespace(towers={"encoder": SimpleNamespace(settings=settings)}, dtype=np.dtype("float32"))
     sized: Any = SimpleNamespace(config=config, model=model, tower_specs={})
     report = report_media(sized)
     assert report is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,7 +29,7 @@ def implementations(ops: EngineOps) -> dict[str, str]:
         for op in (group.ops.conv, group.ops.scan)
         if op
     }
-    tower: dict[str, Any] = {} if ops.tower is None else {"SegmentAttention": ops.tower.attention.implementation}
+    tower = {type(each.attention).__name__: each.attention.implementation for each in ops.towers.values()}
     layers = {"Linear": ops.layers.linear.implementation, "GroupedMatmul": ops.layers.grouped_matmul.implementation}
     return groups | states | tower | layers
 

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
+from tests.e2e.pictures import draw
 from tests.models.clips import draw_clip
 
 SOUNDS = Path(__file__).parents[1] / "data" / "sounds"
 FAMILIES = tuple(sorted(path.parent.name for path in SOUNDS.glob("*/config.json")))
 NAMES = ("text", "one", "two", "turn")
+WITH_PICTURE = ("gemma4",)
+"""The families that see too, with a golden "picture"."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +59,13 @@ def rows_of(family: str, number: int) -> np.ndarray:
         return arrays[f"rows_{number}"]
 
 
+def picture() -> Image.Image:
+    """Return the picture of the golden "picture"."""
+    return Image.fromarray(draw(37, 61, 0))
+
+
 def read_golden(family: str, name: str) -> SoundGolden:
-    """Return one golden of a family: `name` is of NAMES."""
+    """Return one golden of a family: `name` is of NAMES, or "picture" in a family of WITH_PICTURE."""
     with np.load(folder(family) / "golden.npz") as arrays:
         return SoundGolden(
             text=str(arrays[f"{name}_text"]),

@@ -20,7 +20,18 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.inputs import PromptType
 from tests.e2e.inside import core_of, limited
 from tests.e2e.media_goldens import logprobs_of
-from tests.e2e.sound_goldens import FAMILIES, NAMES, SoundGolden, folder, num_sounds, read_golden, rows_of, sound
+from tests.e2e.sound_goldens import (
+    FAMILIES,
+    NAMES,
+    WITH_PICTURE,
+    SoundGolden,
+    folder,
+    num_sounds,
+    picture,
+    read_golden,
+    rows_of,
+    sound,
+)
 from tests.e2e.tiny_engine import RecordingScheduler, bits, tiny_llm
 from tests.media.sounds import encode
 from tests.models.clips import RATE, draw_clip
@@ -50,8 +61,9 @@ class Engine:
         """Return a golden's prompt as token ids, by default with its own sounds."""
         golden = self.goldens[name]
         heard = [sound(self.family, number) for number in golden.sounds] if sounds is None else list(sounds)
-        data = {"multi_modal_data": {"audio": [(samples, RATE) for samples in heard]}} if heard else {}
-        return {"prompt_token_ids": golden.ids.tolist()} | data
+        data: dict[str, Any] = {"audio": [(samples, RATE) for samples in heard]} if heard else {}
+        data |= {"image": picture()} if name == "picture" else {}
+        return {"prompt_token_ids": golden.ids.tolist()} | ({"multi_modal_data": data} if data else {})
 
     def run(self, prompts: Sequence[dict[str, Any]], **fields: Any) -> list[RequestOutput]:
         """Run prompts together, greedily by default, with the log-probabilities of the whole vocabulary."""
@@ -87,16 +99,17 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
         "limit_mm_per_prompt": {"audio": 3},
     }
     with tiny_llm(folder(family), **arguments) as (llm, scheduler):
-        yield Engine(family, llm, scheduler, {name: read_golden(family, name) for name in NAMES})
+        names = (*NAMES, *(["picture"] if family in WITH_PICTURE else []))
+        yield Engine(family, llm, scheduler, {name: read_golden(family, name) for name in names})
 
 
 @pytest.fixture(scope="module")
 def alone(engine: Engine) -> dict[str, RequestOutput]:
     """Run every golden alone, its prompt whole."""
-    outputs = engine.run_alone([engine.prompt(name) for name in NAMES])
+    outputs = engine.run_alone([engine.prompt(name) for name in engine.goldens])
     assert {engine.scheduler.num_prompt_chunks(output.request_id) for output in outputs} == {1}
     assert {output.num_cached_tokens for output in outputs} == {0}
-    return dict(zip(NAMES, outputs, strict=True))
+    return dict(zip(engine.goldens, outputs, strict=True))
 
 
 def check(golden: SoundGolden, output: RequestOutput) -> None:
@@ -119,6 +132,25 @@ def spans(golden: SoundGolden) -> list[range]:
 @pytest.mark.parametrize("name", NAMES)
 def test_whole_prompts(engine: Engine, alone: dict[str, RequestOutput], name: str) -> None:
     check(engine.goldens[name], alone[name])
+
+
+def test_a_picture_beside_sounds(engine: Engine, alone: dict[str, RequestOutput]) -> None:
+    """Whole, and with chunks that end inside a sound and inside the picture; each item goes to its own tower."""
+    if engine.family not in WITH_PICTURE:
+        pytest.skip("it does not see")
+    golden = engine.goldens["picture"]
+    check(golden, alone["picture"])
+    assert engine.scheduler.media.forget_all()
+    engine.scheduler.plans.clear()
+    engine.forget()
+    with limited(engine.scheduler, CHUNKED):
+        [output] = engine.run([engine.prompt("picture")])
+    encoded = [encode.item.modality for plan in engine.scheduler.plans for encode in plan.encodes]
+    assert encoded == ["audio", "image", "audio"]
+    check(golden, output)
+    assert bits(output) == bits(alone["picture"])
+    [changed] = engine.run_alone([engine.prompt("picture", [sound(engine.family, 0), draw_clip(1.37, 9)])])
+    assert np.abs(logprobs_of(changed) - logprobs_of(output)).max() > 100 * TOLERANCE
 
 
 def test_rows_are_those_of_the_tower(engine: Engine) -> None:
@@ -183,7 +215,7 @@ def test_preempted(engine: Engine, alone: dict[str, RequestOutput]) -> None:
     engine.forget()
     llm_engine, before = engine.llm.llm_engine, engine.scheduler.stats().num_preemptions
     params = SamplingParams(temperature=0.0, max_tokens=6, logprobs=-1, ignore_eos=True)
-    for name in NAMES:
+    for name in engine.goldens:
         llm_engine.add_request(name, cast("PromptType", engine.prompt(name)), params)
     outputs: dict[str, RequestOutput] = {}
     with limited(engine.scheduler, CHUNKED):
@@ -202,7 +234,7 @@ def test_preempted(engine: Engine, alone: dict[str, RequestOutput]) -> None:
 def test_among_seven_others(engine: Engine) -> None:
     """Eight requests with sounds and without, that share some of their sounds, give what each gives alone."""
     sounds = [sound(engine.family, number) for number in range(3)]
-    prompts = [engine.prompt(name) for name in NAMES]
+    prompts = [engine.prompt(name) for name in engine.goldens]
     prompts += [engine.prompt("one", sounds[1:2]), engine.prompt("two", sounds[:2])]
     prompts += [engine.prompt("two", sounds[::-2]), engine.prompt("turn", sounds)]
     expected = engine.run_alone(prompts)
@@ -240,8 +272,9 @@ def test_conversations(engine: Engine) -> None:
 def test_what_is_refused(engine: Engine) -> None:
     with pytest.raises(VLLMValidationError, match=r"\['audio'\]\[3\]: At most 3 audio\(s\) may be provided"):
         engine.run([engine.prompt("turn", [sound(engine.family, 0)] * 4)])
-    with pytest.raises(VLLMValidationError, match=r"\['image'\]\[0\]: At most 0 image\(s\) may be provided"):
-        engine.run([{"prompt": "a", "multi_modal_data": {"image": np.zeros((4, 4, 3), np.uint8)}}])
+    if engine.family not in WITH_PICTURE:
+        with pytest.raises(VLLMValidationError, match=r"\['image'\]\[0\]: At most 0 image\(s\) may be provided"):
+            engine.run([{"prompt": "a", "multi_modal_data": {"image": np.zeros((4, 4, 3), np.uint8)}}])
     mark = engine.goldens["one"].text.replace("Tell me what is said.", "")
     with pytest.raises(VLLMValidationError, match=r"must not have .* in a text: send the item as a part"):
         engine.llm.chat([{"role": "user", "content": f"{mark}Hear?"}], use_tqdm=False)

@@ -8,18 +8,20 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from jaxllm.loading.folder import read_config
+from jaxllm.loading.folder import read_config, read_feature_extractor
 from jaxllm.loading.safetensors import SafetensorsFile
-from jaxllm.media.audio.processor import AudioProcessor
+from jaxllm.media.audio.processor import make_audio_processor
 from jaxllm.media.rules import find_rule
-from jaxllm.models import ModelSpecs, get_family
+from jaxllm.models import LayerLoop, ModelSpecs, get_family
 from jaxllm.models.towers.layout import count_final_rows, empty_batch, make_batch
 from jaxllm.models.towers.settings import Grid, TowerSettings
 from jaxllm.models.towers.tower import Tower
-from tests.e2e.sound_goldens import FAMILIES, folder
+from tests.e2e.sound_goldens import FAMILIES, folder, rows_of, sound
+from tests.models.running import load
 
 pytestmark = pytest.mark.models
 
@@ -60,14 +62,23 @@ ULTRAVOX = {
     "projector_ln_mid": True,
     "stack_factor": None,
 }
+GEMMA4 = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "model_type": "gemma4",
+    "audio_config": {"model_type": "gemma4_audio", "output_proj_dims": 1536, "num_hidden_layers": 12},
+    "vision_config": {"model_type": "gemma4_vision"},
+    "text_config": {"model_type": "gemma4_text", "hidden_size": 1536, "hidden_size_per_layer_input": 256},
+}
 PUBLISHED = {
     "qwen2_audio": (QWEN2_AUDIO, 4096, 256),
     "voxtral": (VOXTRAL, 3072, 256),
     "glm_asr": (GLM_ASR, 2048, 256),
     "qwen3_asr": (QWEN3_ASR, 2048, 1024),
     "ultravox": (ULTRAVOX, 2048, 256),
+    "gemma4": (GEMMA4, 1536, 512),
 }
 """Each config, and the sizes of a row and of a frame."""
+EXTRACTORS = {"gemma4": {"feature_extractor_type": "Gemma4AudioFeatureExtractor", "feature_size": 128}}
 
 
 def read_hf(family: str) -> dict[str, Any]:
@@ -75,20 +86,25 @@ def read_hf(family: str) -> dict[str, Any]:
 
 
 def settings_of(hf: dict[str, Any]) -> TowerSettings:
+    return tower_of(hf, "bfloat16").settings
+
+
+def tower_of(hf: dict[str, Any], dtype: str, loop: LayerLoop = LayerLoop.SCAN) -> Tower:
+    """Return the tower that hears."""
     family = get_family(hf["architectures"][0])
-    tower = family.read_config(hf).encoder
-    assert tower is not None
-    assert hash(tower) == hash(family.read_config(hf).encoder)
-    return Tower(ModelSpecs(tower, "bfloat16", family=family.vision)).settings
+    config = family.read_config(hf)
+    assert hash(config) == hash(family.read_config(hf))
+    [part] = [part for part, tower in config.towers.items() if tower.sound is not None]
+    return Tower(ModelSpecs(config.encoders[part], dtype, loop, family=family.encoders[part]))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-@pytest.mark.parametrize("seconds", [0.03, 1.0, 12.3456, 30.0])
+@pytest.mark.parametrize("seconds", [0.03, 1.0, 12.3456, 29.999, 30.0])
 def test_published_configs_are_read(name: str, seconds: float) -> None:
     """The prompt takes as many rows as the tower gives."""
     hf, width, frame = PUBLISHED[name]
     settings, rule = settings_of(hf), find_rule(hf)
-    shape = AudioProcessor(EXTRACTOR, rule.clips).shape(int(seconds * 16_000))
+    shape = make_audio_processor(EXTRACTORS.get(name, EXTRACTOR), rule.clips).shape(int(seconds * 16_000))
     rows = count_final_rows(settings, [Grid(*grid) for grid in shape.grids], shape.size)
     assert rows == rule.count_rows(shape)
     assert (settings.output_size, settings.patch_dim) == (width, frame)
@@ -106,7 +122,7 @@ LONG = [
 def test_a_long_sound_has_several_clips(name: str, frames: list[int], num_rows: int) -> None:
     hf, *_ = PUBLISHED[name]
     settings, rule = settings_of(hf), find_rule(hf)
-    shape = AudioProcessor(EXTRACTOR, rule.clips).shape(100 * 16_000 + 80)
+    shape = make_audio_processor(EXTRACTOR, rule.clips).shape(100 * 16_000 + 80)
     assert shape.grids == tuple((1, 1, number) for number in frames)
     rows = count_final_rows(settings, [Grid(*grid) for grid in shape.grids], shape.size)
     assert rows == rule.count_rows(shape) == num_rows
@@ -133,6 +149,12 @@ REFUSED = [
     ("ultravox", "", {"projector_act": "softplus"}, "projector_act is 'softplus'"),
     ("ultravox", "", {"hidden_size": 95}, "hidden_size is 95, which swiglu cannot halve"),
     ("ultravox", "text_config", {"model_type": "gemma3"}, "only llama is supported"),
+    ("gemma4", "audio_config", {"attention_context_right": 2}, "attention_context_right is 2"),
+    ("gemma4", "audio_config", {"attention_context_left": 12}, "attention_context_left is 12; only 13 is supported"),
+    ("gemma4", "audio_config", {"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05"),
+    ("gemma4", "audio_config", {"subsampling_conv_channels": [32]}, "subsampling_conv_channels is"),
+    ("gemma4", "text_config", {"use_bidirectional_attention": "vision"}, "use_bidirectional_attention is 'vision'"),
+    ("gemma4", "audio_config", {"model_type": "gemma3n_audio"}, "only gemma4_audio is supported"),
 ]
 
 
@@ -169,7 +191,9 @@ def test_tensors_are_read_under_both_names(name: str) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_that_is_not_to_hear_has_no_tower(name: str) -> None:
     hf = read_hf(name)
-    assert get_family(hf["architectures"][0]).read_config(hf, sees=False).encoder is None
+    family = get_family(hf["architectures"][0])
+    assert not any(tower.sound for tower in family.read_config(hf, hears=False).towers.values())
+    assert len(family.read_config(hf, sees=False).towers) == 1
 
 
 @pytest.mark.parametrize(
@@ -241,3 +265,20 @@ def test_a_norm_may_end_the_projector_of_ultravox() -> None:
     specs = ModelSpecs(get_family("UltravoxModel").read_config(hf, names), "float32", tensor_names=names)
     sources = [source for spec in specs.all_param_specs(names).values() for source in spec.sources]
     assert sorted(sources) == sorted(names)
+
+
+@pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.SWITCH])
+def test_a_conformer_s_rows_are_hf_s_in_any_loop_and_bucket(loop: LayerLoop) -> None:
+    """Frames of padding, which are NaN here, and columns after the sound are heard by no row."""
+    hf, name = read_hf("gemma4"), "gemma4"
+    tower = tower_of(hf, "float32", loop)
+    file = SafetensorsFile(folder(name) / "model.safetensors")
+    params = load(tower, {each: file.read(each) for each in file.entries if "audio" in each})
+    processor = make_audio_processor(read_feature_extractor(folder(name), name), find_rule(hf).clips)
+    for number in range(3):
+        item = processor.process(sound(name, number))
+        patches, grids = item.patches, [Grid(*grid) for grid in item.grids]
+        batch = make_batch(tower.settings, grids, patches, len(patches) + 7 * number, size=item.size)
+        batch.patches_pc[int(batch.num_slots) :] = np.nan
+        rows = np.asarray(jax.jit(tower.encode)(params, batch))[: int(batch.num_rows)]
+        np.testing.assert_allclose(rows, rows_of(name, number), rtol=0, atol=1e-4)

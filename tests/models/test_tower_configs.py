@@ -269,7 +269,7 @@ def test_a_wrapper_without_a_vision_part_has_no_tower() -> None:
 def test_models_of_text_are_no_towers() -> None:
     hf = read_hf_config("llama3_tied")
     config = get_family(hf["architectures"][0]).read_config(hf)
-    with pytest.raises(ValueError, match="LlamaForCausalLM is not a vision tower"):
+    with pytest.raises(ValueError, match="LlamaForCausalLM is not a tower"):
         Tower(ModelSpecs(config, "float32"))
 
 

@@ -64,8 +64,7 @@ class Case:
         """Return the model, with its encoder."""
         family = get_family(self.config["architectures"][0])
         specs = ModelSpecs(family.read_config(self.config, self.tensors), dtype, loop, tensor_names=self.tensors)
-        assert specs.encoder is not None
-        return Model(specs, encoder=ClipEncoder(specs.encoder))
+        return Model(specs, encoder=ClipEncoder(specs.encoders["encoder"]))
 
 
 @cache

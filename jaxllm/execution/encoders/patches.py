@@ -42,15 +42,19 @@ class EncoderShape(NamedTuple):
     """The shape that a tower's program is compiled for: slots of patches and class tokens."""
 
     num_slots: int
+    part: str = "encoder"
+    """The part of the parameters that holds the tower's."""
 
 
-def encoder_shapes(settings: TowerSettings, num_media_rows: int, num_frames: int) -> list[EncoderShape]:
+def encoder_shapes(
+    settings: TowerSettings, num_media_rows: int, num_frames: int, part: str = "encoder"
+) -> list[EncoderShape]:
     """Return the shapes of a tower's programs, smallest first: doubled up to what the largest item needs.
 
     That is an item of `num_media_rows` rows, in a tower with tiling an image or a video of `num_frames`.
     """
     if settings.sound is not None:
-        return _clip_shapes(settings.sound)
+        return [EncoderShape(size, part) for size in _clip_sizes(settings.sound)]
     is_fixed = settings.positions == "exact"
     least = count_slots(settings, [Grid(1, settings.side, settings.side)]) if is_fixed else _LEAST_SLOTS
     num_patches = num_media_rows * settings.group
@@ -58,19 +62,18 @@ def encoder_shapes(settings: TowerSettings, num_media_rows: int, num_frames: int
     if settings.tiling is not None:  # whose rows are fewer than patches, where lines are shrunk
         needed = least * max(settings.tiling.most_tiles, num_frames if settings.tiling.splits_alone else 0)
     needed = math.ceil(needed / least) * least
-    shapes = [EncoderShape(least)]
-    while shapes[-1].num_slots < needed:
-        shapes.append(EncoderShape(min(2 * shapes[-1].num_slots, needed)))
-    return shapes
+    sizes = [least]
+    while sizes[-1] < needed:
+        sizes.append(min(2 * sizes[-1], needed))
+    return [EncoderShape(size, part) for size in sizes]
 
 
-def _clip_shapes(sound: SoundSettings) -> list[EncoderShape]:
-    """Return the shapes of the programs that encode a clip, doubled up to a whole one."""
+def _clip_sizes(sound: SoundSettings) -> list[int]:
+    """Return the slots of the programs that encode a clip, doubled up to a whole one."""
     most = math.ceil(sound.num_frames / _FRAME_TILE) * _FRAME_TILE
-    sizes = (
-        [most] if sound.hears_silence else [min(_LEAST_SLOTS << number, most) for number in range(most.bit_length())]
-    )
-    return [EncoderShape(size) for size in dict.fromkeys(sizes)]
+    if sound.hears_silence:
+        return [most]
+    return list(dict.fromkeys(min(_LEAST_SLOTS << number, most) for number in range(most.bit_length())))
 
 
 def batch_spec(tower: Tower, shape: EncoderShape) -> PatchBatch:

@@ -10,6 +10,8 @@ import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.audio.blocks import AudioLimits
+from jaxllm.media.audio.gemma4 import KIND as GEMMA4
+from jaxllm.media.audio.gemma4 import Gemma4AudioProcessor
 from jaxllm.media.audio.log_mel import HOP, RATE, log_mel
 from jaxllm.media.processors import ProcessedImage
 from jaxllm.media.rules import FRAME_SAMPLES, Clips
@@ -21,8 +23,20 @@ _FIXED = {"sampling_rate": RATE, "hop_length": HOP, "n_fft": 400, "padding_value
 """The settings of HF's feature extractor that have one value here."""
 
 
-class AudioProcessor:
-    """The feature extractor of one checkpoint. It keeps no state between calls, so that threads may share it."""
+type AudioProcessor = WhisperProcessor | Gemma4AudioProcessor
+
+
+def make_audio_processor(settings: Mapping[str, Any], clips: Clips) -> AudioProcessor:
+    """Return the feature extractor that `settings`, a preprocessor_config.json, describes.
+
+    `clips` are those of the model's rule. Raises VLLMValidationError for one that is not supported.
+    """
+    is_gemma4 = settings.get("feature_extractor_type") == GEMMA4
+    return Gemma4AudioProcessor(settings) if is_gemma4 else WhisperProcessor(settings, clips)
+
+
+class WhisperProcessor:
+    """Whisper's feature extractor, of one checkpoint. It keeps no state between calls, so that threads may share it."""
 
     def __init__(self, settings: Mapping[str, Any], clips: Clips) -> None:
         """Make the feature extractor that `settings`, a preprocessor_config.json, describes.
@@ -37,7 +51,7 @@ class AudioProcessor:
             message = (
                 f"the checkpoint's feature_extractor_type is {name!r}{f' with {wrong}' if wrong else ''}, and only "
             )
-            raise VLLMValidationError(f"{message}Whisper's is supported.", parameter="model", value=name)
+            raise VLLMValidationError(f"{message}Whisper's and Gemma 4's are supported.", parameter="model", value=name)
         self._num_mels: int = settings.get("feature_size", _NUM_MELS[name])
         seconds: int = settings.get("chunk_length", 30)
         self._clip, self._clips = clips.columns * HOP or seconds * RATE, clips

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2AudioProcessor, WhisperFe
 
 from jaxllm.core_messages import MediaItem
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.media.audio.processor import AudioProcessor
+from jaxllm.media.audio.processor import WhisperProcessor
 from jaxllm.media.content_parts import read_media_part
 from jaxllm.media.errors import MediaError
 from jaxllm.media.items import MediaPart, MediaSettings
@@ -90,7 +90,7 @@ def test_clips_are_those_of_voxtrals_processor(seconds: float):
     extractor = WhisperFeatureExtractor(feature_size=128, chunk_length=4)
     settings: Any = {"padding": True, "truncation": False, "pad_to_multiple_of": 4 * RATE, "return_tensors": "np"}
     expected = extractor(samples, sampling_rate=RATE, **settings)["input_features"][0]
-    item = AudioProcessor(EXTRACTOR, Clips(are_several=True, are_whole=True)).process(samples)
+    item = WhisperProcessor(EXTRACTOR, Clips(are_several=True, are_whole=True)).process(samples)
     assert (item.grids, item.size) == (((1, 1, 200),) * (expected.shape[1] // 400), (1, len(samples)))
     np.testing.assert_allclose(item.patches.reshape(-1, 128), expected.T, rtol=0, atol=1e-6)
 
@@ -109,7 +109,7 @@ def test_columns_are_followed_by_zeros(name: str, num_samples: int):
     extractor = WhisperFeatureExtractor(feature_size=128)
     options: Any = {"padding": "longest", "truncation": False, "return_tensors": "np", **settings}
     expected = extractor(filled, sampling_rate=RATE, **options)["input_features"][0].T
-    item = AudioProcessor(EXTRACTOR, find_rule(config).clips).process(samples)
+    item = WhisperProcessor(EXTRACTOR, find_rule(config).clips).process(samples)
     frame = 8 if name == "qwen3_asr" else 2
     parts = [expected[start : start + columns] for start in range(0, len(expected), columns)]
     parts = [np.pad(part, ((0, min(padded - len(part), -len(part) % frame)), (0, 0))) for part in parts]
@@ -170,7 +170,7 @@ def test_what_is_refused_is_named_by_its_position(case: str):
 
 
 def test_tokens_are_counted_before_features_exist(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(AudioProcessor, "process", None)
+    monkeypatch.setattr(WhisperProcessor, "process", None)
     parts = [part(sound(4 * RATE))]
     with pytest.raises(MediaError, match="take 100 tokens or more, and max_model_len is 99"):
         make_reader(max_model_len=99).read(TEXT, parts)
@@ -201,5 +201,5 @@ def test_placeholders_are_counted(prompt: Any):
     ],
 )
 def test_other_feature_extractors_are_refused(change: dict[str, Any], match: str):
-    with pytest.raises(VLLMValidationError, match=f"feature_extractor_type is .*{match}.*Whisper's is supported"):
-        AudioProcessor({**EXTRACTOR, **change}, Clips())
+    with pytest.raises(VLLMValidationError, match=f"feature_extractor_type is .*{match}.*Whisper's and"):
+        WhisperProcessor({**EXTRACTOR, **change}, Clips())
