@@ -279,8 +279,8 @@ class LayerSpec:
     """The norms of q and k are over all heads together instead of over single heads."""
     qk_norm_by_head: bool = False
     """The norms of q and k are LayerNorms of single heads, each with scales of its own."""
-    norms_rotated: bool = False
-    """The norms of q and k come after their rotation."""
+    rotated_norm: float | None = None
+    """The epsilon of the norms of q and k, if they come after the rotation; None if they come before it."""
     qk_unit_norm: float | None = None
     """The epsilon for dividing each head's queries and keys by their root mean square; None for no division."""
     v_norm: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -72,7 +73,7 @@ def attention_inputs(
         q_tnh, latents_th = heads.joined(rope)
         return (_scaled(q_tnh, scale_t11), latents_th), {}
     if heads.scales_2h is not None:
-        q_tnh, keys_values = _rotated(heads, rope)
+        q_tnh, keys_values = _normed_later(heads, rope, spec)
         heads, rope = heads._replace(q_tnh=q_tnh), None
     settings = {
         "window": NO_WINDOW if spec.window is None else spec.window,
@@ -83,15 +84,20 @@ def attention_inputs(
     return (_scaled(heads.q_tnh, scale_t11), *keys_values), settings
 
 
-def _rotated(heads: Heads, rope: Rope | None) -> tuple[Array, tuple[Array | None, ...]]:
-    """Return rotated and scaled queries, and keys and values."""
+def _normed_later(heads: Heads, rope: Rope | None, spec: LayerSpec) -> tuple[Array, tuple[Array | None, ...]]:
+    """Return queries that are rotated and then normed, and such keys with their values."""
     assert heads.scales_2h is not None
     assert heads.k_tkh is not None
-    q_tnh, k_tkh = (
-        (x if rope is None else rotate(x, rope)) * scale_h
-        for x, scale_h in zip((heads.q_tnh, heads.k_tkh), heads.scales_2h, strict=True)
-    )
-    return q_tnh, (k_tkh, heads.v_tkh)
+    assert spec.rotated_norm is not None
+
+    def normed(x_tnh: Array, scale_h: Array) -> Array:
+        # The rotation may scale heads too.
+        x32 = x_tnh.astype(jnp.float32) if rope is None else rotate(x_tnh.astype(jnp.float32), rope)
+        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+        return (x32 * jax.lax.rsqrt(mean_square + spec.rotated_norm) * scale_h.astype(jnp.float32)).astype(x_tnh.dtype)
+
+    q_scale_h, k_scale_h = heads.scales_2h
+    return normed(heads.q_tnh, q_scale_h), (normed(heads.k_tkh, k_scale_h), heads.v_tkh)
 
 
 def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:

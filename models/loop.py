@@ -30,7 +30,7 @@ class Heads(NamedTuple):
     gate_tnh: Array | None = None
     """The gate, if the layer has one: the output is multiplied by its sigmoids."""
     scales_2h: tuple[Array, Array] | None = None
-    """The factors on rotated queries and on rotated keys, if the layer's norms come after the rotation."""
+    """The scales of the norms of queries and of keys, if the norms come after the rotation."""
 
 
 class LatentHeads(NamedTuple):

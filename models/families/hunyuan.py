@@ -82,7 +82,7 @@ def _read(architecture: str, hf: Mapping[str, Any], **fields: Any) -> ModelConfi
         architecture=architecture,
         ropes=(read_rope(hf, settings),),
         qk_norm=True,
-        norms_rotated=True,
+        rotated_norm=read_float(hf, "rms_norm_eps"),
         qkv_bias=bias,
         o_bias=bias,
         **fields,

@@ -58,23 +58,23 @@ class Attention(nnx.Module):
             parts = [x + biases[part] if part in biases else x for part, x in zip(self.heads, parts, strict=True)]
         q_tnh, *keys_values = parts
         gate_tnh = keys_values.pop() if self.spec.output_gate else None
-        rotated = self.spec.norms_rotated
-        if self.spec.qk_norm:
-            # Turning a head does not change its root mean square.
-            q_tnh = unit_norm(q_tnh, self.eps) if rotated else self.q_norm(q_tnh)
+        norms_later = self.spec.qk_norm and self.spec.rotated_norm is not None
+        norms_here = self.spec.qk_norm and not norms_later
+        if norms_here:
+            q_tnh = self.q_norm(q_tnh)
         if self.spec.qk_unit_norm is not None:
             q_tnh = unit_norm(q_tnh, self.spec.qk_unit_norm)
         sinks_n = self.sinks[...] if self.spec.sinks else None
         if self.spec.borrows_kv:
             return Heads(q_tnh, None, None, sinks_n, gate_tnh)
         k_tkh, v_tkh = keys_values[0], keys_values[-1]
-        if self.spec.qk_norm:
-            k_tkh = unit_norm(k_tkh, self.eps) if rotated else self.k_norm(k_tkh)
+        if norms_here:
+            k_tkh = self.k_norm(k_tkh)
         if self.spec.qk_unit_norm is not None:
             k_tkh = unit_norm(k_tkh, self.spec.qk_unit_norm)
         if self.spec.v_norm:
             v_tkh = unit_norm(v_tkh, self.eps)
-        scales_2h = (self.q_norm.scale[...], self.k_norm.scale[...]) if rotated else None
+        scales_2h = (self.q_norm.scale[...], self.k_norm.scale[...]) if norms_later else None
         return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh, scales_2h)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:

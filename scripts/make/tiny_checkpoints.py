@@ -704,7 +704,11 @@ CASES = {
     "hunyuan_moe": Case(
         "HunYuanMoEV1ForCausalLM",
         lambda: transformers.HunYuanMoEV1Config(
-            **SMALL | {"intermediate_size": 16}, num_experts=8, moe_topk=[3, 2], attention_bias=True
+            **SMALL | {"intermediate_size": 16},
+            num_experts=8,
+            moe_topk=[3, 2],
+            attention_bias=True,
+            rope_parameters=yarn(),
         ),
     ),
     "afmoe": Case(
