@@ -327,10 +327,7 @@ def granite(dice: Dice) -> Draw:
         "num_local_experts": dice.of(4, 6) if has_experts else 0,
         "num_experts_per_tok": 2 if has_experts else 0,
         "position_embedding_type": dice.of("rope", None),
-        "embedding_multiplier": dice.number(1, 4),
-        "attention_multiplier": dice.number(0.2, 0.6),
-        "residual_multiplier": dice.number(0.3, 1),
-        "logits_scaling": dice.number(1, 3),
+        **factors(dice),
         **biases(dice, "attention_bias", "mamba_proj_bias", "mamba_conv_bias"),
     }
 
@@ -482,6 +479,168 @@ def gpt2(dice: Dice) -> Draw:
     return drawn | biases(dice, "scale_attn_by_inverse_layer_idx", "tie_word_embeddings")
 
 
+def seed_oss(dice: Dice) -> Draw:
+    """Return a Seed-OSS config."""
+    return sizes(dice) | rope(dice) | act(dice) | biases(dice, "attention_bias", "attention_out_bias", "mlp_bias")
+
+
+def gemma(dice: Dice) -> Draw:
+    """Return a Gemma 1 config."""
+    chosen = {"hidden_act": dice.of("gelu_pytorch_tanh", "gelu", "silu")}
+    return sizes(dice) | rope(dice, ("linear",)) | biases(dice, "attention_bias") | chosen
+
+
+def layer_normed(dice: Dice, epsilon: str = "layer_norm_eps") -> Draw:
+    """Return a config of a decoder with LayerNorms."""
+    drawn = sizes(dice, has_head_dim=False) | act(dice)
+    return drawn | {epsilon: drawn.pop("rms_norm_eps")}
+
+
+def part(dice: Dice) -> Draw:
+    """Return RoPE on a part of a head."""
+    return rope(dice, partial_rotary_factor=dice.of(0.25, 0.5, 1.0))
+
+
+def phi(dice: Dice) -> Draw:
+    """Return a Phi-2 config."""
+    return layer_normed(dice) | part(dice) | biases(dice, "qk_layernorm") | {"tie_word_embeddings": False}
+
+
+def stablelm(dice: Dice) -> Draw:
+    """Return a StableLM config."""
+    return layer_normed(dice) | part(dice) | biases(dice, "use_qkv_bias", "use_parallel_residual")
+
+
+def gpt_neox(dice: Dice) -> Draw:
+    """Return a GPT-NeoX config."""
+    drawn = layer_normed(dice) | part(dice) | biases(dice, "use_parallel_residual", "attention_bias")
+    del drawn["num_key_value_heads"]
+    return drawn
+
+
+def starcoder2(dice: Dice) -> Draw:
+    """Return a StarCoder 2 config."""
+    window = {"sliding_window": dice.of(None, 5, 24)}
+    return layer_normed(dice, "norm_epsilon") | rope(dice) | biases(dice, "use_bias") | window
+
+
+def glm4(dice: Dice) -> Draw:
+    """Return a GLM-4 config, of 2024 or of 2025."""
+    return sizes(dice) | part(dice) | act(dice) | biases(dice, "attention_bias")
+
+
+def exaone4(dice: Dice) -> Draw:
+    """Return an EXAONE 4 config."""
+    drawn = sizes(dice) | rope(dice) | act(dice)
+    return drawn | {"layer_types": ["full_attention"] * drawn["num_hidden_layers"]} | windows(dice, drawn)
+
+
+def cohere(dice: Dice) -> Draw:
+    """Return a Command R config."""
+    return layer_normed(dice) | rope(dice) | biases(dice, "attention_bias", "use_qk_norm") | logit_scale(dice)
+
+
+def cohere2(dice: Dice) -> Draw:
+    """Return a Command R7B config."""
+    drawn = layer_normed(dice) | rope(dice) | biases(dice, "attention_bias") | logit_scale(dice)
+    return drawn | windows(dice, drawn, always=True)
+
+
+def logit_scale(dice: Dice) -> Draw:
+    """Return Cohere's factor on logits."""
+    return {"logit_scale": dice.number(0.05, 1)}
+
+
+def apertus(dice: Dice) -> Draw:
+    """Return an Apertus config."""
+    return sizes(dice) | rope(dice) | biases(dice, "attention_bias")
+
+
+def arcee(dice: Dice) -> Draw:
+    """Return an AFM config."""
+    chosen = {"hidden_act": dice.of("relu2", "relu2", "silu")}
+    return sizes(dice) | rope(dice) | biases(dice, "attention_bias", "mlp_bias") | chosen
+
+
+def olmoe(dice: Dice) -> Draw:
+    """Return an OLMoE config."""
+    drawn = sizes(dice, has_head_dim=False) | rope(dice) | act(dice) | experts(dice, "num_experts", None)
+    return drawn | biases(dice, "attention_bias", "norm_topk_prob")
+
+
+def ernie4_5(dice: Dice) -> Draw:
+    """Return an ERNIE 4.5 config."""
+    return sizes(dice) | rope(dice) | act(dice) | biases(dice, "use_bias")
+
+
+def ernie4_5_moe(dice: Dice) -> Draw:
+    """Return the config of an ERNIE 4.5 with experts."""
+    drawn, number = sizes(dice, has_head_dim=False) | rope(dice) | act(dice), dice.of(4, 6, 8)
+    return drawn | {
+        "moe_num_experts": number,
+        "moe_k": dice.int(1, 3),
+        "moe_intermediate_size": dice.of(8, 16),
+        "moe_num_shared_experts": dice.int(0, 2),
+        "moe_layer_start_index": dice.int(0, 2),
+        "moe_layer_end_index": dice.of(-1, 1),
+        "moe_layer_interval": dice.of(1, 1, 2),
+    }
+
+
+def hunyuan(dice: Dice) -> Draw:
+    """Return a HunYuan config."""
+    drawn = sizes(dice) | rope(dice) | act(dice) | biases(dice, "attention_bias")
+    if dice.maybe():
+        scaled = {"rope_type": "dynamic", "rope_theta": 10_000.0, "alpha": dice.of(50.0, 1000.0), "factor": 1.0}
+        drawn["rope_parameters"] = scaled
+    return drawn
+
+
+def hunyuan_moe(dice: Dice) -> Draw:
+    """Return the config of a HunYuan with experts."""
+    drawn, number = hunyuan(dice), dice.of(4, 6, 8)
+    top_k = [dice.int(1, 3) for _ in range(drawn["num_hidden_layers"])]
+    return drawn | {"num_experts": number, "moe_topk": dice.of(2, top_k)}
+
+
+def afmoe(dice: Dice) -> Draw:
+    """Return an AFMoE config."""
+    drawn = sizes(dice) | rope(dice) | act(dice) | experts(dice, "num_experts")
+    return (
+        drawn
+        | windows(dice, drawn, always=True)
+        | {
+            "num_dense_layers": dice.int(0, 2),
+            "num_shared_experts": dice.int(1, 2),
+            "route_scale": dice.of(1.0, 2.5),
+            **biases(dice, "mup_enabled"),
+        }
+    )
+
+
+def granite3(dice: Dice) -> Draw:
+    """Return a Granite 3 config."""
+    drawn = sizes(dice, has_head_dim=False) | rope(dice) | act(dice) | biases(dice, "attention_bias", "mlp_bias")
+    return drawn | factors(dice)
+
+
+def granite_moe(dice: Dice) -> Draw:
+    """Return the config of a Granite 3 with experts, and maybe a shared one."""
+    drawn = sizes(dice, has_head_dim=False) | rope(dice) | experts(dice, "num_local_experts", None)
+    shared = {"shared_intermediate_size": dice.of(0, 16)}
+    return drawn | biases(dice, "attention_bias") | factors(dice) | shared
+
+
+def factors(dice: Dice) -> Draw:
+    """Return Granite's factors."""
+    return {
+        "embedding_multiplier": dice.number(1, 4),
+        "attention_multiplier": dice.number(0.2, 0.6),
+        "residual_multiplier": dice.number(0.3, 1),
+        "logits_scaling": dice.number(1, 3),
+    }
+
+
 KINDS = {
     "llama": Kind("LlamaForCausalLM", "LlamaConfig", llama),
     "llama4": Kind("Llama4ForCausalLM", "Llama4TextConfig", llama4),
@@ -516,6 +675,28 @@ KINDS = {
     "gemma4": Kind("Gemma4ForCausalLM", "Gemma4TextConfig", gemma4),
     "opt": Kind("OPTForCausalLM", "OPTConfig", opt),
     "gpt2": Kind("GPT2LMHeadModel", "GPT2Config", gpt2),
+    "seed_oss": Kind("SeedOssForCausalLM", "SeedOssConfig", seed_oss),
+    "gemma": Kind("GemmaForCausalLM", "GemmaConfig", gemma),
+    "phi": Kind("PhiForCausalLM", "PhiConfig", phi, is_plain=False),
+    "stablelm": Kind("StableLmForCausalLM", "StableLmConfig", stablelm),
+    # Its head has another name.
+    "gpt_neox": Kind("GPTNeoXForCausalLM", "GPTNeoXConfig", gpt_neox, is_plain=False),
+    "starcoder2": Kind("Starcoder2ForCausalLM", "Starcoder2Config", starcoder2),
+    "glm": Kind("GlmForCausalLM", "GlmConfig", glm4),
+    "glm4": Kind("Glm4ForCausalLM", "Glm4Config", glm4),
+    "exaone4": Kind("Exaone4ForCausalLM", "Exaone4Config", exaone4),
+    "cohere": Kind("CohereForCausalLM", "CohereConfig", cohere),
+    "cohere2": Kind("Cohere2ForCausalLM", "Cohere2Config", cohere2),
+    "apertus": Kind("ApertusForCausalLM", "ApertusConfig", apertus),
+    "arcee": Kind("ArceeForCausalLM", "ArceeConfig", arcee),
+    "olmoe": Kind("OlmoeForCausalLM", "OlmoeConfig", olmoe),
+    "ernie4_5": Kind("Ernie4_5ForCausalLM", "Ernie4_5Config", ernie4_5),
+    "ernie4_5_moe": Kind("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", ernie4_5_moe),
+    "hunyuan": Kind("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", hunyuan),
+    "hunyuan_moe": Kind("HunYuanMoEV1ForCausalLM", "HunYuanMoEV1Config", hunyuan_moe),
+    "afmoe": Kind("AfmoeForCausalLM", "AfmoeConfig", afmoe),
+    "granite3": Kind("GraniteForCausalLM", "GraniteConfig", granite3),
+    "granite_moe": Kind("GraniteMoeSharedForCausalLM", "GraniteMoeSharedConfig", granite_moe),
 }
 
 

@@ -17,7 +17,7 @@ def draw_weights(
     shapes: Mapping[str, Sequence[int]], seed: int, model_type: str, dtype: str = "float32"
 ) -> dict[str, np.ndarray]:
     """Return float32 weights large enough that every feature moves the logits, with values that `dtype` can hold."""
-    weights = {name: _draw(name, tuple(shape), seed, model_type) for name, shape in shapes.items()}
+    weights = {name: np.asarray(_draw(name, tuple(shape), seed, model_type)) for name, shape in shapes.items()}
     return {name: _rounded(each) for name, each in weights.items()} if dtype == "bfloat16" else weights
 
 
@@ -33,7 +33,9 @@ def _draw(name: str, shape: tuple[int, ...], seed: int, model_type: str) -> np.n
         return (0.1 if model_type == "whisper" else 0.5) * noise
     if len(shape) <= 1:
         # The norm in a gated delta net has no offset.
-        has_offset = model_type.startswith(OFFSET_TYPES) and not name.endswith("linear_attn.norm.weight")
+        has_offset = (model_type == "gemma" or model_type.startswith(OFFSET_TYPES)) and not name.endswith(
+            "linear_attn.norm.weight"
+        )
         return (0.0 if has_offset else 1.0) + 0.3 * noise
     if any(part in name for part in EMBEDDINGS):
         # Gemma scales its embeddings up; they must not drown the layers.
