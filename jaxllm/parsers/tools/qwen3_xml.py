@@ -77,10 +77,10 @@ class Qwen3XmlParser(ToolParser):
     def _arguments(self, name: str) -> Reading[None]:
         """Read the parameters up to the call's end. Other text in between follows the call."""
         incoming, arguments = self.incoming, TaggedArguments(self, name, on_lines=self.on_lines)
-        own, stray, parameter = self._own(), list[str](), self.parameter
+        marks, stray, parameter = self._own(), list[str](), self.parameter
         # The marks that may follow a value whose end is missing. Within a call the marks of a call are text.
         after_value = (parameter, self.function_end, self.end)
-        while (mark := (yield from incoming.until(own, stray.append))) in (parameter, self.parameter_end):
+        while (mark := (yield from incoming.until(marks, stray.append))) in (parameter, self.parameter_end):
             head = (yield from incoming.take_while(_NAME, _MAX_NAME)) if mark == parameter else ""
             key, is_text = self._named(head)
             if not (key and (yield from incoming.take(">"))):
