@@ -88,13 +88,14 @@ def _normed_later(heads: Heads, rope: Rope | None, spec: LayerSpec) -> tuple[Arr
     """Return queries that are rotated and then normed, and such keys with their values."""
     assert heads.scales_2h is not None
     assert heads.k_tkh is not None
-    assert spec.rotated_norm is not None
+    eps = spec.rotated_norm
+    assert eps is not None
 
     def normed(x_tnh: Array, scale_h: Array) -> Array:
         # The rotation may scale heads too.
         x32 = x_tnh.astype(jnp.float32) if rope is None else rotate(x_tnh.astype(jnp.float32), rope)
         mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-        return (x32 * jax.lax.rsqrt(mean_square + spec.rotated_norm) * scale_h.astype(jnp.float32)).astype(x_tnh.dtype)
+        return (x32 * jax.lax.rsqrt(mean_square + eps) * scale_h.astype(jnp.float32)).astype(x_tnh.dtype)
 
     q_scale_h, k_scale_h = heads.scales_2h
     return normed(heads.q_tnh, q_scale_h), (normed(heads.k_tkh, k_scale_h), heads.v_tkh)

@@ -38,6 +38,9 @@ from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
 
+_HEADS = ("*lm_head.weight", "*lm_head.bias", "*embed_out.weight")
+"""Glob patterns of output heads, which models that pool do without."""
+
 
 class _Declared(NamedTuple):
     """A parameter as a layer declares it."""
@@ -310,7 +313,7 @@ class ModelSpecs:
         for encoder in self.encoders.values():
             ignored = tuple(pattern for pattern in ignored if not encoder.family.has_tensors_like(pattern))
             ignored += encoder.ignored_tensors
-        return ignored + projections + (() if self.config.pooling is None else ("*lm_head.weight", "*lm_head.bias"))
+        return ignored + projections + (() if self.config.pooling is None else _HEADS)
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
         """Return a spec per parameter path.

@@ -76,7 +76,7 @@ FAMILIES = {
         # The output head has one name on the hub, and another in newer versions of HF.
         prefixes=tuple(Prefixes(body, head) for head in ("embed_out", "lm_head") for body in ("gpt_neox.", "")),
         marks=("embed.table", "lm_head.table"),
-        # Masks, which older versions of HF saved; and the head, which models that pool do without.
-        leaves_out=("*.attention.bias", "*.attention.masked_bias", "embed_out.weight"),
+        # Masks, which older versions of HF saved.
+        leaves_out=("*.attention.bias", "*.attention.masked_bias"),
     )
 }

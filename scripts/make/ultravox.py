@@ -48,7 +48,7 @@ class Ultravox(nn.Module):
         super().__init__()
         self.config = dict(config)
         audio, text = (
-            kind(**config[part], attn_implementation="eager")
+            kind(**(config[part] | {"attn_implementation": "eager"}))
             for kind, part in ((transformers.WhisperConfig, "audio_config"), (transformers.LlamaConfig, "text_config"))
         )
         self.audio_tower = WhisperEncoder(audio)

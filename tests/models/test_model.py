@@ -158,12 +158,15 @@ def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     options: dict[str, Any] = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "qk_norm"), True)
     names = get_family(architecture).names
     post_norms, pre_norms = "layers.post_mlp_norm.scale" in names, "layers.mlp_norm.scale" in names
-    all_heads = names["layers.attn.q_norm.scale"].layout == "(n h) -> n h"
-    has_gate = "layers.attn.gate" in names
-    options |= {"output_gate": has_gate, "qkv_bias": not has_gate}
+    q_norm = names.get("layers.attn.q_norm.scale")
+    by_head, all_heads = (q_norm is not None and q_norm.layout == layout for layout in ("n h -> n h", "(n h) -> n h"))
+    has_gate, is_gated = "layers.attn.gate" in names, "layers.mlp.gate" in names
+    options |= {"output_gate": has_gate, "qkv_bias": not has_gate, "qk_norm": q_norm is not None, "gated": is_gated}
     options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": all_heads}
+    options["qk_norm_by_head"] = by_head
     specs = ModelSpecs(read_decoder(hf, architecture=architecture, head_dim=2, **options), jnp.float32).param_specs()
-    assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms - 2 * has_gate
+    num_left_out = 2 * has_gate + 2 * (q_norm is None) + 2 * (not is_gated)
+    assert len(specs) == 19 + 2 * pre_norms + 2 * post_norms - num_left_out
 
 
 @pytest.mark.parametrize("case", ["llama3_tied", "gemma2", "gemma3"])

@@ -194,7 +194,7 @@ def test_a_key_that_could_not_be_read_is_refused_by_name(parser: str, key: str) 
 
 @pytest.mark.parametrize("parser", ["qwen3_xml", "glm45", "gemma4"])
 def test_what_cannot_be_enforced_is_refused_by_name(parser: str) -> None:
-    refused = [{"a": {"type": "string", "pattern": "x+"}}]
+    refused: list[dict[str, Any]] = [{"a": {"type": "string", "pattern": "x+"}}]
     if parser != "gemma4":  # whose strings have marks
         refused.append({"a": {"type": ["string", "integer"]}})
     for properties in refused:

@@ -152,7 +152,7 @@ class MiniMaxM2Parser(MiMoParser):
         match = _QUOTED.fullmatch(head)
         if match is None:
             return "", None
-        return match["name"].strip(), match["is_text"] and match["is_text"] == "true"
+        return match["name"].strip(), None if match["is_text"] is None else match["is_text"] == "true"
 
 
 class DeepSeekV32Parser(MiniMaxM2Parser):
