@@ -116,13 +116,14 @@ for model in qwen3-vl-8b gemma-3-4b mistral-small-3.1; do
   seeing "steps-h100-$model" h100 $model --layers 8
 done
 # A model that hears: steps with the rules of transcripts, the program that encodes a clip, and those that align.
-speech() { # NAME JAX TARGET
-  part "$1" "$2" scripts/compile.py steps --target "$3" whisper-large-v3 whisper-large-v3-turbo \
-    --steps smallest decode "decode truncated" largest full "encode clip" "align smallest" "align largest"
+speech() { # NAME JAX TARGET MODEL
+  part "$1" "$2" scripts/compile.py steps --target "$3" "$4" --steps "encode clip" decode "${@:5}"
 }
-speech speech-v6e $JAX v6e:1x1
-speech speech-h100 $JAX h100
-speech speech-h100-old-jax $OLD_JAX h100
+speech speech-v6e-whisper-large-v3 $JAX v6e:1x1 whisper-large-v3
+for model in whisper-large-v3 whisper-large-v3-turbo; do
+  speech "speech-h100-$model" $JAX h100 $model "align largest" largest
+done
+speech speech-h100-old-jax $OLD_JAX h100 whisper-large-v3-turbo
 # LoRA adapters: eight in use, of rank 16.
 part steps-h100-adapters $JAX scripts/compile.py steps --target h100 llama-3-8b --adapters 8 16
 part steps-v6e-adapters $JAX scripts/compile.py steps --target v6e:1x1 llama-3-8b --layers 28 --adapters 8 16 # as many as fit
