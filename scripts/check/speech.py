@@ -37,7 +37,7 @@ MOST_SECONDS = 0.02
 KINDS = ("text", "timestamps")
 BLOCK_SIZE = 16
 ENGINE: Mapping[str, Any] = {"dtype": "float32", "max_num_seqs": 8, "block_size": BLOCK_SIZE}
-TIGHT_TOKENS = 128
+TIGHT_TOKENS = 64
 """The tokens of the longest clip, and about the room of a key-value cache in which clips preempt one another."""
 
 
