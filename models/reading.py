@@ -83,6 +83,17 @@ def read_layer_types(
     return tuple(layer_types)
 
 
+def read_sparse_layers(hf: Mapping[str, Any]) -> tuple[bool, ...]:
+    """Return for each layer whether it has experts: `mlp_layer_types` tells, or all but the first dense ones do."""
+    kinds, num_layers = hf.get("mlp_layer_types"), read_num_layers(hf)
+    if kinds is None:
+        first = read_int(hf, "first_k_dense_replace", 0, minimum=0)
+        return tuple(layer >= first for layer in range(num_layers))
+    if not isinstance(kinds, list | tuple) or len(kinds) != num_layers or set(kinds) - {"dense", "sparse"}:
+        raise ValueError(f"mlp_layer_types is {kinds!r}, expected dense or sparse for each of {num_layers} layers")
+    return tuple(kind == "sparse" for kind in kinds)
+
+
 def every_nth_global(num_layers: int, interval: int) -> tuple[str, ...]:
     """Return layer types: each `interval`-th layer is global, and all others have a window."""
     return tuple("sliding_attention" if (layer + 1) % interval else "full_attention" for layer in range(num_layers))

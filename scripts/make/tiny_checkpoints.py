@@ -711,6 +711,10 @@ CASES = {
             rope_parameters=yarn(),
         ),
     ),
+    "hy_v3": Case(
+        "HYV3ForCausalLM",
+        lambda: transformers.HYV3Config(**SMALL, **MOE, num_experts=8, num_shared_experts=2, attention_bias=True),
+    ),
     "afmoe": Case(
         "AfmoeForCausalLM",
         lambda: transformers.AfmoeConfig(
