@@ -30,6 +30,19 @@ class TensorName(NamedTuple):
     fused: Fused | None = None
 
 
+def plain_mlp_names(up: str, down: str, *, inputs_first: bool = False) -> dict[str, TensorName]:
+    """Return the names of an MLP without a gate, from those of HF's two modules.
+
+    HF's matrices are [out, in], or [in, out] if `inputs_first`.
+    """
+    return {
+        "layers.mlp.up": TensorName(f"{up}.weight", "d f -> f d" if inputs_first else "f d -> f d"),
+        "layers.mlp.up_bias": TensorName(f"{up}.bias", "f -> f"),
+        "layers.mlp.down": TensorName(f"{down}.weight", "f d -> d f" if inputs_first else "d f -> d f"),
+        "layers.mlp.down_bias": TensorName(f"{down}.bias", "d -> d"),
+    }
+
+
 class Prefixes(NamedTuple):
     """The parts of names that differ between checkpoints: prefixes of body and output head, suffixes of LayerNorms."""
 

@@ -11,7 +11,7 @@ from ..config import HeadLayer, ModelConfig, Pooling
 from ..family import Family
 from ..fields import read_float, read_int, require
 from ..layers import EncoderFrame, GPTLayer
-from ..names import Prefixes, TensorName
+from ..names import Prefixes, TensorName, plain_mlp_names
 from ..pooling import EMBED, TOKEN_CLASSIFY, read_num_labels
 from ..reading import read_decoder
 from .opt import own_heads
@@ -34,10 +34,7 @@ _BERT_NAMES = MappingProxyType(
         "layers.attn.o_bias": TensorName(f"{_ATTENTION}.output.dense.bias", "d -> d"),
         "layers.attn_norm.scale": TensorName(f"{_ATTENTION}.output.LayerNorm.{{scale}}", "d -> d"),
         "layers.attn_norm.bias": TensorName(f"{_ATTENTION}.output.LayerNorm.{{shift}}", "d -> d"),
-        "layers.mlp.up": TensorName(f"{_LAYER}.intermediate.dense.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName(f"{_LAYER}.intermediate.dense.bias", "f -> f"),
-        "layers.mlp.down": TensorName(f"{_LAYER}.output.dense.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName(f"{_LAYER}.output.dense.bias", "d -> d"),
+        **plain_mlp_names(f"{_LAYER}.intermediate.dense", f"{_LAYER}.output.dense"),
         "layers.mlp_norm.scale": TensorName(f"{_LAYER}.output.LayerNorm.{{scale}}", "d -> d"),
         "layers.mlp_norm.bias": TensorName(f"{_LAYER}.output.LayerNorm.{{shift}}", "d -> d"),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..fields import read_int, require
-from ..names import TensorName
+from ..names import TensorName, plain_mlp_names
 from ..reading import read_rope, read_rope_settings
 from ..towers.clip import TWO_MATMULS
 from ..towers.reading import read_act, read_text_size, read_tower
@@ -59,10 +59,7 @@ _NAMES = MappingProxyType(
         **TWO_MATMULS,
         "layers.attn_norm.bias": TensorName(f"{_LAYER}input_layernorm.bias", "d -> d"),
         "layers.mlp_norm.bias": TensorName(f"{_LAYER}post_attention_layernorm.bias", "d -> d"),
-        "layers.mlp.up": TensorName(f"{_LAYER}mlp.fc1.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName(f"{_LAYER}mlp.fc1.bias", "f -> f"),
-        "layers.mlp.down": TensorName(f"{_LAYER}mlp.fc2.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName(f"{_LAYER}mlp.fc2.bias", "d -> d"),
+        **plain_mlp_names(f"{_LAYER}mlp.fc1", f"{_LAYER}mlp.fc2"),
         "projector.norm.scale": TensorName("{body}norm.weight", "d -> d"),
         "projector.norm.bias": TensorName("{body}norm.bias", "d -> d"),
     }

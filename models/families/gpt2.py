@@ -11,7 +11,7 @@ from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_float, read_int, require
 from ..layers import GPTFrame, GPTLayer
-from ..names import Fused, Prefixes, TensorName
+from ..names import Fused, Prefixes, TensorName, plain_mlp_names
 from ..pooling import token_classification
 from ..reading import read_decoder, read_num_layers
 from .opt import own_heads
@@ -36,10 +36,7 @@ _GPT2_NAMES = MappingProxyType(
         "layers.attn.o_bias": TensorName("{body}h.{l}.attn.c_proj.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}h.{l}.ln_2.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName("{body}h.{l}.ln_2.bias", "d -> d"),
-        "layers.mlp.up": TensorName("{body}h.{l}.mlp.c_fc.weight", "d f -> f d"),
-        "layers.mlp.up_bias": TensorName("{body}h.{l}.mlp.c_fc.bias", "f -> f"),
-        "layers.mlp.down": TensorName("{body}h.{l}.mlp.c_proj.weight", "f d -> d f"),
-        "layers.mlp.down_bias": TensorName("{body}h.{l}.mlp.c_proj.bias", "d -> d"),
+        **plain_mlp_names("{body}h.{l}.mlp.c_fc", "{body}h.{l}.mlp.c_proj", inputs_first=True),
     }
 )
 

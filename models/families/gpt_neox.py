@@ -9,7 +9,7 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_float, read_int
-from ..names import Fused, Prefixes, TensorName
+from ..names import Fused, Prefixes, TensorName, plain_mlp_names
 from ..reading import read_decoder
 from .opt import own_heads
 
@@ -36,10 +36,7 @@ _GPT_NEOX_NAMES = MappingProxyType(
         "layers.attn.o_bias": TensorName(_LAYER + "attention.dense.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName(_LAYER + "post_attention_layernorm.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName(_LAYER + "post_attention_layernorm.bias", "d -> d"),
-        "layers.mlp.up": TensorName(_LAYER + "mlp.dense_h_to_4h.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName(_LAYER + "mlp.dense_h_to_4h.bias", "f -> f"),
-        "layers.mlp.down": TensorName(_LAYER + "mlp.dense_4h_to_h.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName(_LAYER + "mlp.dense_4h_to_h.bias", "d -> d"),
+        **plain_mlp_names(_LAYER + "mlp.dense_h_to_4h", _LAYER + "mlp.dense_4h_to_h"),
     }
 )
 

@@ -17,7 +17,7 @@ from ..config import LayerSpec, ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, read_mapping, require
 from ..layers import Attention, GPTLayer, declare
-from ..names import Prefixes, TensorName
+from ..names import Prefixes, TensorName, plain_mlp_names
 from ..reading import is_tied_wrapper, read_text_config
 from ..towers.clip import TWO_MATMULS
 from ..towers.frame import TowerFrame, make_norm
@@ -131,10 +131,7 @@ _NAMES = {
     "layers.attn_scale": TensorName(f"{_LAYER}lambda_1", "d -> d"),
     "layers.mlp_norm.scale": TensorName(f"{_LAYER}layernorm_after.weight", "d -> d"),
     "layers.mlp_norm.bias": TensorName(f"{_LAYER}layernorm_after.bias", "d -> d"),
-    "layers.mlp.up": TensorName(f"{_LAYER}mlp.fc1.weight", "f d -> f d"),
-    "layers.mlp.up_bias": TensorName(f"{_LAYER}mlp.fc1.bias", "f -> f"),
-    "layers.mlp.down": TensorName(f"{_LAYER}mlp.fc2.weight", "d f -> d f"),
-    "layers.mlp.down_bias": TensorName(f"{_LAYER}mlp.fc2.bias", "d -> d"),
+    **plain_mlp_names(f"{_LAYER}mlp.fc1", f"{_LAYER}mlp.fc2"),
     "layers.mlp_scale": TensorName(f"{_LAYER}lambda_2", "d -> d"),
     "projector.norm.scale": TensorName("{body}layernorm.weight", "d -> d"),
     "projector.norm.bias": TensorName("{body}layernorm.bias", "d -> d"),

@@ -14,7 +14,7 @@ from ..config import ModelConfig, MoESpec, QueryScaling, RopeConfig
 from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_ints, require
 from ..layers import GPTLayer
-from ..names import Fused, Prefixes, TensorName
+from ..names import Fused, Prefixes, TensorName, plain_mlp_names
 from ..reading import (
     is_tied_wrapper,
     read_decoder,
@@ -218,10 +218,7 @@ _TOWER_NAMES = {
     "layers.attn.o_bias": TensorName(f"{_LAYER}self_attn.o_proj.bias", "d -> d"),
     "layers.mlp_norm.scale": TensorName(f"{_LAYER}post_attention_layernorm.weight", "d -> d"),
     "layers.mlp_norm.bias": TensorName(f"{_LAYER}post_attention_layernorm.bias", "d -> d"),
-    "layers.mlp.up": TensorName(f"{_LAYER}mlp.fc1.weight", "f d -> f d"),
-    "layers.mlp.up_bias": TensorName(f"{_LAYER}mlp.fc1.bias", "f -> f"),
-    "layers.mlp.down": TensorName(f"{_LAYER}mlp.fc2.weight", "d f -> d f"),
-    "layers.mlp.down_bias": TensorName(f"{_LAYER}mlp.fc2.bias", "d -> d"),
+    **plain_mlp_names(f"{_LAYER}mlp.fc1", f"{_LAYER}mlp.fc2"),
     "projector.norm.scale": TensorName("{body}layernorm_post.weight", "d -> d"),
     "projector.norm.bias": TensorName("{body}layernorm_post.bias", "d -> d"),
     "projector.dense0.weight": TensorName(f"{_ADAPTER}fc1.weight", "o i -> o i"),

@@ -10,7 +10,7 @@ from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_int, require
 from ..layers import GPTFrame, GPTLayer
-from ..names import Prefixes, TensorName
+from ..names import Prefixes, TensorName, plain_mlp_names
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 
@@ -31,10 +31,7 @@ _OPT_NAMES = MappingProxyType(
         "layers.attn.o_bias": TensorName("{body}layers.{l}.self_attn.out_proj.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName("{body}layers.{l}.final_layer_norm.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName("{body}layers.{l}.final_layer_norm.bias", "d -> d"),
-        "layers.mlp.up": TensorName("{body}layers.{l}.fc1.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName("{body}layers.{l}.fc1.bias", "f -> f"),
-        "layers.mlp.down": TensorName("{body}layers.{l}.fc2.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName("{body}layers.{l}.fc2.bias", "d -> d"),
+        **plain_mlp_names("{body}layers.{l}.fc1", "{body}layers.{l}.fc2"),
     }
 )
 

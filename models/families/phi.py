@@ -9,7 +9,7 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_float
-from ..names import TensorName
+from ..names import TensorName, plain_mlp_names
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 
@@ -25,10 +25,7 @@ _PHI_NAMES = MappingProxyType(
         "layers.attn.q_norm.bias": TensorName(_ATTENTION + "q_layernorm.bias", "h -> h"),
         "layers.attn.k_norm.scale": TensorName(_ATTENTION + "k_layernorm.weight", "h -> h"),
         "layers.attn.k_norm.bias": TensorName(_ATTENTION + "k_layernorm.bias", "h -> h"),
-        "layers.mlp.up": TensorName(_MLP + "fc1.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName(_MLP + "fc1.bias", "f -> f"),
-        "layers.mlp.down": TensorName(_MLP + "fc2.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName(_MLP + "fc2.bias", "d -> d"),
+        **plain_mlp_names(_MLP + "fc1", _MLP + "fc2"),
     }
 )
 

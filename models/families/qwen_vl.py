@@ -15,7 +15,7 @@ from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_int, read_ints, read_mapping
 from ..layers import GPTLayer
-from ..names import Fused, Prefixes, TensorName
+from ..names import Fused, Prefixes, TensorName, plain_mlp_names
 from ..reading import is_tied_wrapper, read_decoder, read_rope_settings, read_rope_type, read_text_config
 from ..towers.frame import TowerFrame
 from ..towers.reading import read_axial_theta, read_square, read_tower, read_vision
@@ -283,16 +283,6 @@ _QWEN2_MERGER = {
 }
 
 
-def _plain_mlp(up: str, down: str) -> dict[str, TensorName]:
-    """Return the names of an MLP without a gate."""
-    return {
-        "layers.mlp.up": TensorName(f"{_BLOCK}mlp.{up}.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName(f"{_BLOCK}mlp.{up}.bias", "f -> f"),
-        "layers.mlp.down": TensorName(f"{_BLOCK}mlp.{down}.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName(f"{_BLOCK}mlp.{down}.bias", "d -> d"),
-    }
-
-
 def _qwen3_merger(path: str, norm: str, module: str) -> dict[str, TensorName]:
     """Return the names of a projector of Qwen3-VL with one norm."""
     return {
@@ -326,7 +316,9 @@ _TOWER: dict[str, Any] = {
 }
 QWEN2_VL_TOWER = Family(
     config_from_hf=_qwen2_vision_config,
-    names=MappingProxyType({**QWEN_VIT_NAMES, **_plain_mlp("fc1", "fc2"), **_QWEN2_MERGER}),
+    names=MappingProxyType(
+        {**QWEN_VIT_NAMES, **plain_mlp_names(f"{_BLOCK}mlp.fc1", f"{_BLOCK}mlp.fc2"), **_QWEN2_MERGER}
+    ),
     layer=GPTLayer,
     **_TOWER,
 )
@@ -342,7 +334,7 @@ QWEN3_VL_TOWER = Family(
             **QWEN_VIT_NAMES,
             "patch_bias": TensorName("{body}patch_embed.proj.bias", "d -> d"),
             "positions": TensorName("{body}pos_embed.weight", "n d -> n d"),
-            **_plain_mlp("linear_fc1", "linear_fc2"),
+            **plain_mlp_names(f"{_BLOCK}mlp.linear_fc1", f"{_BLOCK}mlp.linear_fc2"),
             **_qwen3_merger("projector", "norm", "merger"),
             **_DEEP_MERGERS,
         }

@@ -9,17 +9,14 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_float, read_optional_int
-from ..names import TensorName
+from ..names import plain_mlp_names
 from ..reading import read_decoder
 from .llama import LLAMA_NAMES
 
 _STARCODER2_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
-        "layers.mlp.up": TensorName("{body}layers.{l}.mlp.c_fc.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName("{body}layers.{l}.mlp.c_fc.bias", "f -> f"),
-        "layers.mlp.down": TensorName("{body}layers.{l}.mlp.c_proj.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName("{body}layers.{l}.mlp.c_proj.bias", "d -> d"),
+        **plain_mlp_names("{body}layers.{l}.mlp.c_fc", "{body}layers.{l}.mlp.c_proj"),
     }
 )
 

@@ -10,7 +10,7 @@ from ..config import HIDDEN_ACTS, LayerSpec, ModelConfig
 from ..family import Family
 from ..fields import read_choice, read_int, require
 from ..layers import CrossDecoderLayer, GPTFrame, GPTLayer
-from ..names import Prefixes, TensorName
+from ..names import Prefixes, TensorName, plain_mlp_names
 from ..reading import MAX_LAYERS, read_decoder
 from ..towers.settings import ClipSettings
 from ..towers.whisper import WhisperFrame
@@ -120,10 +120,7 @@ _SHARED_NAMES = {
     "final_norm.bias": TensorName("{body}layer_norm.bias", "d -> d"),
     "layers.mlp_norm.scale": TensorName("{body}layers.{l}.final_layer_norm.weight", "d -> d"),
     "layers.mlp_norm.bias": TensorName("{body}layers.{l}.final_layer_norm.bias", "d -> d"),
-    "layers.mlp.up": TensorName("{body}layers.{l}.fc1.weight", "f d -> f d"),
-    "layers.mlp.up_bias": TensorName("{body}layers.{l}.fc1.bias", "f -> f"),
-    "layers.mlp.down": TensorName("{body}layers.{l}.fc2.weight", "d f -> d f"),
-    "layers.mlp.down_bias": TensorName("{body}layers.{l}.fc2.bias", "d -> d"),
+    **plain_mlp_names("{body}layers.{l}.fc1", "{body}layers.{l}.fc2"),
 }
 ENCODER_NAMES = MappingProxyType(
     {

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..fields import read_float, read_int
-from ..names import Prefixes, TensorName
+from ..names import Prefixes, TensorName, plain_mlp_names
 from .reading import read_side, read_square, read_tower
 from .settings import TowerSettings
 
@@ -36,10 +36,7 @@ CLIP_NAMES = MappingProxyType(
         "layers.attn.o_bias": TensorName(f"{_LAYER}self_attn.out_proj.bias", "d -> d"),
         "layers.mlp_norm.scale": TensorName(f"{_LAYER}layer_norm2.weight", "d -> d"),
         "layers.mlp_norm.bias": TensorName(f"{_LAYER}layer_norm2.bias", "d -> d"),
-        "layers.mlp.up": TensorName(f"{_LAYER}mlp.fc1.weight", "f d -> f d"),
-        "layers.mlp.up_bias": TensorName(f"{_LAYER}mlp.fc1.bias", "f -> f"),
-        "layers.mlp.down": TensorName(f"{_LAYER}mlp.fc2.weight", "d f -> d f"),
-        "layers.mlp.down_bias": TensorName(f"{_LAYER}mlp.fc2.bias", "d -> d"),
+        **plain_mlp_names(f"{_LAYER}mlp.fc1", f"{_LAYER}mlp.fc2"),
         # SigLIP's norm after the last layer, which CLIP has only for its class token.
         "projector.norm.scale": TensorName("{body}post_layernorm.weight", "d -> d"),
         "projector.norm.bias": TensorName("{body}post_layernorm.bias", "d -> d"),
