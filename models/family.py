@@ -73,6 +73,16 @@ class Family:
         """Return glob patterns of tensors that the family knowingly leaves out."""
         return BUFFERS + self.leaves_out + (OTHER_MODALITIES if self.is_wrapper else ())
 
+    @property
+    def output_heads(self) -> tuple[str, ...]:
+        """Return glob patterns of the tensors of the output head, by all names that checkpoints may have for them."""
+        names = [tensor.name for path, tensor in self.names.items() if path.startswith("lm_head.")]
+        return tuple(f"*{name.format(**prefixes._asdict())}" for name in names for prefixes in self._all_prefixes)
+
+    @property
+    def _all_prefixes(self) -> tuple[Prefixes, ...]:
+        return WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
+
     def read_config(
         self,
         hf: Mapping[str, Any],
@@ -157,7 +167,7 @@ class Family:
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
         """Return the prefixes under which the checkpoint has the `marks` or final norm; by default the first ones."""
-        prefixes = WRAPPER_PREFIXES if self.is_wrapper else self.prefixes
+        prefixes = self._all_prefixes
         # A tied checkpoint may hold its embedding under the output head's name only.
         for marks in (self.marks, (FINAL_NORM,)):
             names = [self.names[path].name for path in marks if path in self.names]

@@ -38,9 +38,6 @@ from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
 
-_HEADS = ("*lm_head.weight", "*lm_head.bias", "*embed_out.weight")
-"""Glob patterns of output heads, which models that pool do without."""
-
 
 class _Declared(NamedTuple):
     """A parameter as a layer declares it."""
@@ -300,7 +297,8 @@ class ModelSpecs:
     def ignored_tensors(self) -> tuple[str, ...]:
         """Return glob patterns of checkpoint tensors that this model does not use.
 
-        Layers that borrow keys and values may have projections that nothing uses.
+        Layers that borrow keys and values may have projections that nothing uses, and a model that pools has no use
+        for an output head.
         """
         borrowers = [number for number, layer in enumerate(self.config.layers) if layer.borrows_kv]
         unused = [
@@ -313,7 +311,7 @@ class ModelSpecs:
         for encoder in self.encoders.values():
             ignored = tuple(pattern for pattern in ignored if not encoder.family.has_tensors_like(pattern))
             ignored += encoder.ignored_tensors
-        return ignored + projections + (() if self.config.pooling is None else _HEADS)
+        return ignored + projections + (() if self.config.pooling is None else self.family.output_heads)
 
     def param_specs(self, tensor_names: Collection[str] = ()) -> dict[str, ParamSpec]:
         """Return a spec per parameter path.
