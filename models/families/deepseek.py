@@ -16,7 +16,7 @@ from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, require
 from ..names import Fused, TensorName
 from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
-from .glm4_moe import GLM4_MOE_NAMES
+from .glm4_moe import GLM4_MOE_NAMES, read_experts, read_groups, read_sigmoid_experts
 
 _ATTENTION = "{body}layers.{l}.self_attn."
 _KV_B = Fused(("up_k", "up_v"), by_head=True)
@@ -117,35 +117,6 @@ def _read_latent(hf: Mapping[str, Any]) -> LatentSpec:
         rope_dim=read_int(hf, "qk_rope_head_dim"),
         v_dim=read_int(hf, "v_head_dim"),
     )
-
-
-def read_experts(hf: Mapping[str, Any], **fields: Any) -> MoESpec:
-    """Return the experts of a layer. Shared experts are one expert with the sum of their widths."""
-    width = read_int(hf, "moe_intermediate_size")
-    return MoESpec(
-        num_experts=read_int(hf, "n_routed_experts"),
-        top_k=read_int(hf, "num_experts_per_tok"),
-        intermediate_size=width,
-        routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
-        shared_size=width * read_int(hf, "n_shared_experts"),
-        **fields,
-    )
-
-
-def read_sigmoid_experts(hf: Mapping[str, Any]) -> MoESpec:
-    """Return experts like V3's, which are chosen by the sigmoids of their scores and a learned bias."""
-    require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
-    return read_experts(hf, sigmoid=True, correction_bias=True, **read_groups(hf), **read_normalizer(hf))
-
-
-def read_groups(hf: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of groups of experts, and the number of groups that a token may choose from."""
-    return {"num_groups": read_int(hf, "n_group", 1), "top_groups": read_int(hf, "topk_group", 1)}
-
-
-def read_normalizer(hf: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that normalize the weights of a token's experts."""
-    return {"normalizes": read_bool(hf, "norm_topk_prob"), "normalizer_eps": 1e-20}
 
 
 def _softmax_scale(latent: LatentSpec, rope: RopeConfig, settings: Mapping[str, Any]) -> float:

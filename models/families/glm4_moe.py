@@ -41,21 +41,7 @@ DEFAULTS = {
 def _glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GLM-4.5 config.json."""
     hf = DEFAULTS | dict(hf)
-    require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
-    width = read_int(hf, "moe_intermediate_size")
-    moe = MoESpec(
-        num_experts=read_int(hf, "n_routed_experts"),
-        top_k=read_int(hf, "num_experts_per_tok"),
-        intermediate_size=width,
-        sigmoid=True,
-        correction_bias=True,
-        num_groups=read_int(hf, "n_group", 1),
-        top_groups=read_int(hf, "topk_group", 1),
-        normalizes=read_bool(hf, "norm_topk_prob"),
-        normalizer_eps=1e-20,
-        routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
-        shared_size=width * read_int(hf, "n_shared_experts"),
-    )
+    moe = read_sigmoid_experts(hf)
     dense = read_int(hf, "first_k_dense_replace", minimum=0)
     return read_decoder(
         hf,
@@ -65,6 +51,35 @@ def _glm4_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
         qk_norm=read_bool(hf, "use_qk_norm"),
         layers={"moe": [None if layer < dense else moe for layer in range(read_num_layers(hf))]},
     )
+
+
+def read_experts(hf: Mapping[str, Any], **fields: Any) -> MoESpec:
+    """Return the experts of a layer. Shared experts are one expert with the sum of their widths."""
+    width = read_int(hf, "moe_intermediate_size")
+    return MoESpec(
+        num_experts=read_int(hf, "n_routed_experts"),
+        top_k=read_int(hf, "num_experts_per_tok"),
+        intermediate_size=width,
+        routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
+        shared_size=width * read_int(hf, "n_shared_experts"),
+        **fields,
+    )
+
+
+def read_sigmoid_experts(hf: Mapping[str, Any]) -> MoESpec:
+    """Return experts like V3's, which are chosen by the sigmoids of their scores and a learned bias."""
+    require(hf, scoring_func="sigmoid", topk_method="noaux_tc")
+    return read_experts(hf, sigmoid=True, correction_bias=True, **read_groups(hf), **read_normalizer(hf))
+
+
+def read_groups(hf: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of groups of experts, and the number of groups that a token may choose from."""
+    return {"num_groups": read_int(hf, "n_group", 1), "top_groups": read_int(hf, "topk_group", 1)}
+
+
+def read_normalizer(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that normalize the weights of a token's experts."""
+    return {"normalizes": read_bool(hf, "norm_topk_prob"), "normalizer_eps": 1e-20}
 
 
 GLM4_MOE = Family(

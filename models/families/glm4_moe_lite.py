@@ -8,7 +8,8 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..reading import read_num_layers
-from .deepseek import DEEPSEEK_NAMES, V3_DEFAULTS, read_latent_decoder, read_sigmoid_experts
+from .deepseek import DEEPSEEK_NAMES, V3_DEFAULTS, read_latent_decoder
+from .glm4_moe import read_sigmoid_experts
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS: dict[str, Any] = V3_DEFAULTS | {

@@ -10,14 +10,8 @@ from ..config import ModelConfig, QueryScaling
 from ..family import Family
 from ..fields import read_int, read_optional_float
 from ..reading import read_rope_settings, read_trained_positions
-from .deepseek import (
-    DEEPSEEK_NAMES,
-    V3_DEFAULTS,
-    read_experts,
-    read_groups,
-    read_latent_decoder,
-    read_normalizer,
-)
+from .deepseek import DEEPSEEK_NAMES, V3_DEFAULTS, read_latent_decoder
+from .glm4_moe import read_experts, read_groups, read_normalizer
 from .qwen_moe import FUSED_EXPERTS
 
 _MISTRAL4_NAMES = MappingProxyType({**DEEPSEEK_NAMES, **FUSED_EXPERTS})
