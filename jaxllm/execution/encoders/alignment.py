@@ -56,7 +56,11 @@ def align_shapes(model: Model, heads: Sequence[tuple[int, int]] | None) -> list[
 
     Raises VLLMValidationError for a head that the model does not have.
     """
-    most, num_heads = model.config.max_position_embeddings, _head_table(model, heads).shape[1]
+    return _shapes(model, _head_table(model, heads))
+
+
+def _shapes(model: Model, heads_lk: np.ndarray) -> list[AlignShape]:
+    most, num_heads = model.config.max_position_embeddings, heads_lk.shape[1]
     return [AlignShape(size, num_heads) for size in (*(size for size in _SIZES if size < most), most)]
 
 
@@ -82,12 +86,13 @@ def align_inputs(
     if not 0 <= min(ids) <= max(ids) < config.vocab_size:
         message = f"a token id is not one of the model's, from 0 to {config.vocab_size - 1}."
         raise VLLMValidationError(message, parameter="token_ids")
-    shape = next(shape for shape in align_shapes(model, heads) if len(ids) <= shape.num_tokens)
+    heads_lk = _head_table(model, heads)
+    shape = next(shape for shape in _shapes(model, heads_lk) if len(ids) <= shape.num_tokens)
     token_ids_t = np.zeros(shape.num_tokens, np.int32)
     token_ids_t[: len(ids)] = ids
     mels_mc = np.frombuffer(clip.mels, np.float32).reshape(clips.settings.num_mels, -1)
     bounds_3 = np.asarray((len(prompt_ids), len(ids), clip.num_heard), np.int32)
-    return shape, AlignInputs(mels_mc, token_ids_t, bounds_3, _head_table(model, heads))
+    return shape, AlignInputs(mels_mc, token_ids_t, bounds_3, heads_lk)
 
 
 def _head_table(model: Model, heads: Sequence[tuple[int, int]] | None) -> np.ndarray:
