@@ -41,10 +41,11 @@ def read_decoder(
         "num_heads": num_heads,
         "num_kv_heads": read_int(hf, "num_key_value_heads", num_heads),
         "head_dim": head_dim,
-        "intermediate_size": read_int(hf, "intermediate_size"),
         "hidden_act": read_choice(hf, act_key, HIDDEN_ACTS, "silu"),
         "scale": head_dim**-0.5,
     } | {name: value for name, value in family.items() if name in _LAYER_FIELDS}
+    if "intermediate_size" not in layer:
+        layer["intermediate_size"] = read_int(hf, "intermediate_size")
     model: dict[str, Any] = {
         "architecture": architecture,
         "vocab_size": read_int(hf, "vocab_size"),

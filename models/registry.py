@@ -14,6 +14,7 @@ from importlib import import_module
 from types import MappingProxyType
 
 from . import families
+from .families.missing import MISSING
 from .family import Family
 from .pooling import as_classifier, as_embedder, as_token_classifier
 
@@ -44,7 +45,9 @@ class _Registry:
         return {name: family for module in modules for name, family in getattr(module, "FAMILIES", {}).items()}
 
     def get_family(self, architecture: str) -> Family:
-        """Return the family of an HF architecture name; an unknown one raises ValueError with the nearest known.
+        """Return the family of an HF architecture name; an unknown one raises ValueError.
+
+        The message has what is missing for it (`missing.py`), or the nearest one that is known.
 
         `*Model`, `*ForSequenceClassification` and `*ForTokenClassification` follow from the decoder of that name. A
         family that was registered by name is imported now: ValueError if that fails, or finds no family.
@@ -56,12 +59,19 @@ class _Registry:
             decoder, make = derived[architecture]
             return make(self.get_family(decoder))
         if architecture not in self._built_in:
-            nearest, known = _nearest(architecture, (*self._built_in, *self._added)), self.supported_architectures()
+            known = self.supported_architectures()
             raise ValueError(
-                f"architecture {architecture!r} is not supported{f'; nearest to it is {nearest}' if nearest else ''} "
+                f"architecture {architecture!r} is not supported{self._hint(architecture)} "
                 f"(jaxllm.models.supported_architectures() lists all {len(known)}, jaxllm.register_model adds one)"
             )
         return self._built_in[architecture]
+
+    def _hint(self, architecture: str) -> str:
+        """Return what is missing for an architecture that is not supported, or else the nearest one that is."""
+        if architecture in MISSING:
+            return f": it needs {MISSING[architecture]}"
+        nearest = _nearest(architecture, (*self._built_in, *self._added))
+        return f"; nearest to it is {nearest}" if nearest else ""
 
     def is_built_in(self, architecture: str) -> bool:
         """Return whether an architecture's family is built in, and no other was registered in its place."""

@@ -18,8 +18,7 @@ from jaxllm.models.families.llama import LLAMA
     [
         ("Qwen3_6NextForCausalLM", "Qwen3NextForCausalLM"),
         ("Qwen2_5_OmniForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-        ("Gemma3nForConditionalGeneration", "Gemma3ForConditionalGeneration"),
-        ("Gemma3nForCausalLM", "Gemma3ForCausalLM"),
+        ("Gemma3_2ForConditionalGeneration", "Gemma3ForConditionalGeneration"),
         ("MllamaForConditionalGeneration", "LlamaForCausalLM"),
         ("AlbertModel", "BertModel"),
         ("Phi4Model", "PhiForCausalLM"),
@@ -31,10 +30,15 @@ def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str)
         get_family(architecture)
 
 
-@pytest.mark.parametrize("architecture", ["BloomForCausalLM", "MambaForCausalLM", "T5ForConditionalGeneration", ""])
+@pytest.mark.parametrize("architecture", ["BloomForCausalLM", "MambaForCausalLM", "RwkvForCausalLM", ""])
 def test_what_is_like_none_is_near_none(architecture: str) -> None:
     with pytest.raises(ValueError, match=rf"^architecture '{architecture}' is not supported \(jaxllm"):
         get_family(architecture)
+
+
+def test_what_a_well_known_architecture_needs_is_named() -> None:
+    with pytest.raises(ValueError, match=r"^architecture 'Gemma3nForCausalLM' is not supported: it needs alternating"):
+        get_family("Gemma3nForCausalLM")
 
 
 def test_a_registered_family_can_be_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:

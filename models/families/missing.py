@@ -1,0 +1,60 @@
+"""Well-known architectures that no family reads, and what each needs that is not written yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+_INDEXER = "sparse attention, in which an indexer with a cache of its own chooses each query's keys"
+_CHANNELS = "Kimi delta attention, a recurrent state that decays by channel"
+_STREAMS = "hyper-connections, which mix several residual streams"
+_ROTARY = "an encoder of BERT's shape with rotary positions"
+_NEEDS = {
+    f"{_INDEXER}, over latents": (
+        *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "MistralLarge4ForConditionalGeneration"),
+        *("Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration"),
+    ),
+    f"{_INDEXER}, over blocks of keys": (*("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),),
+    f"{_INDEXER}, over latents, and {_STREAMS}": ("HYV4ForCausalLM",),
+    f"{_INDEXER}, beside recurrent layers, and {_STREAMS}": (
+        *("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
+        *("Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"),
+    ),
+    f"attention over compressed keys, an indexer, experts chosen by a hash, and {_STREAMS}": (
+        *("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM"),
+    ),
+    f"{_CHANNELS}, beside attention over latents": (
+        *("KimiLinearForCausalLM", "BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"),
+    ),
+    f"{_CHANNELS}, beside gated attention over latents and attention over earlier layers": (
+        "KimiK3ForConditionalGeneration",
+    ),
+    "the vision tower MoonViT around a text model of DeepSeek V3's shape": (
+        *("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+    ),
+    "alternating updates of several streams (AltUp) and embeddings of each layer": (
+        *("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
+    ),
+    "an encoder of text, and attention to its outputs with learned biases by distance": (
+        *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
+        *("T5EncoderModel", "T5Model", "T5Gemma2ForConditionalGeneration"),
+    ),
+    _ROTARY: (
+        *("NomicBertModel", "GteModel", "GteNewModel", "NewModel", "NewForSequenceClassification"),
+        *("GteNewForSequenceClassification", "SnowflakeGteNewModel"),
+    ),
+    f"{_ROTARY} and an adapter for each task": ("JinaEmbeddingsV3Model",),
+    "attention with keys and queries of relative positions": (
+        *("DebertaV2Model", "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification"),
+        *("DebertaModel", "DebertaForSequenceClassification"),
+    ),
+    "a projection of every token's state, which scores by the best match of each (ColBERT)": (
+        *("HF_ColBERT", "ColBERT", "ColBERTModernBertModel", "ColBERTJinaRobertaModel", "ColBERTLfm2Model"),
+    ),
+    "heads for weights of words and for a vector of every token; XLMRobertaModel gives the dense embedding alone": (
+        "BgeM3EmbeddingModel",
+    ),
+    "Gemma 4's per-layer inputs in an encoder": ("EmbeddingGemma2Model", "EmbeddingGemma2TextModel"),
+}
+MISSING: Mapping[str, str] = MappingProxyType({name: need for need, names in _NEEDS.items() for name in names})
+"""What is missing, in words that go on after "it needs", by architecture."""

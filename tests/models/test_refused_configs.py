@@ -1,0 +1,46 @@
+"""Settings that a family does not support are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jaxllm.models import get_family
+
+pytestmark = pytest.mark.models
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "message"),
+    [
+        ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is True"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is True"),
+        ("Ernie4_5_MoeForCausalLM", {"moe_norm_min": 0.1}, "moe_norm_min is 0.1"),
+        ("HunYuanMoEV1ForCausalLM", {"num_shared_expert": [1, 2]}, r"num_shared_expert is \[1, 2\]"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_intermediate_size": 8}, "moe_intermediate_size is 8"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [1]}, "moe_topk has 1 numbers, and there are 2 layers"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla is True"),
+        ("AfmoeForCausalLM", {"score_func": "softmax"}, "score_func is 'softmax'"),
+        ("AfmoeForCausalLM", {"attention_bias": True}, "attention_bias is True"),
+        ("ApertusForCausalLM", {"hidden_act": "silu"}, "hidden_act is 'silu'"),
+        ("Cohere2ForCausalLM", {"use_parallel_block": False}, "use_parallel_block is False"),
+        ("GraniteMoeForCausalLM", {"num_local_experts": 0}, "num_local_experts is 0"),
+        ("GPTNeoXForCausalLM", {"num_attention_heads": 3}, "not a multiple of 3 heads"),
+        ("PhiForSequenceClassification", {"classifier_from_token": [1, 2]}, "output head has a bias"),
+    ],
+)
+def test_what_is_not_supported_is_named(architecture: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        get_family(architecture).read_config(SIZES | change)
