@@ -8,21 +8,15 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family
-from ..names import Fused, TensorName
+from ..names import TensorName
 from ..reading import is_tied_wrapper, read_text_config
 from .llama import LLAMA_NAMES
-from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, read_delta_decoder, read_gated_moe
+from .qwen3_next import DEFAULTS, DELTA, DELTA_DEFAULTS, DELTA_NAMES, SPLIT_NAMES, read_delta_decoder, read_gated_moe
 from .qwen_moe import FUSED_EXPERTS, QWEN2_MOE_NAMES
 from .qwen_vl import QWEN3_5_TOWER, with_plain_rope, with_three_positions
 
-_QKV = Fused(("q", "k", "v"))
-
 _PROJECTION_NAMES = {
-    **{
-        f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkv.weight", "c d -> c d", _QKV)
-        for name in _QKV.members
-    },
-    "layers.recurrent.gate": TensorName(DELTA + "in_proj_z.weight", "c d -> c d"),
+    **SPLIT_NAMES,
     "layers.recurrent.beta": TensorName(DELTA + "in_proj_b.weight", "c d -> c d"),
     "layers.recurrent.decay": TensorName(DELTA + "in_proj_a.weight", "c d -> c d"),
 }

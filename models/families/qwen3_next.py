@@ -21,6 +21,7 @@ DELTA = "{body}layers.{l}.linear_attn."
 _LAYER_TYPES = ("linear_attention", "full_attention")
 # Each key head has its own part of these tensors, with the values of its value heads.
 _QKVZ = Fused(("q", "k", "v", "gate"), by_head=True)
+_QKV = Fused(("q", "k", "v"))
 _BETA_DECAY = Fused(("beta", "decay"), by_head=True)
 _CONVOLUTIONS = Fused(("q_conv", "k_conv", "v_conv"))
 _QUERY_GATE = Fused(("q", "gate"), by_head=True)
@@ -53,6 +54,17 @@ _QWEN3_NEXT_NAMES = MappingProxyType(
         },
     }
 )
+
+SPLIT_NAMES = MappingProxyType(
+    {
+        **{
+            f"layers.recurrent.{name}": TensorName(DELTA + "in_proj_qkv.weight", "c d -> c d", _QKV)
+            for name in _QKV.members
+        },
+        "layers.recurrent.gate": TensorName(DELTA + "in_proj_z.weight", "c d -> c d"),
+    }
+)
+"""The names of the projections in Qwen3.5, and in GGUF files of Qwen3-Next."""
 
 # HF's values for keys that a config.json leaves out.
 DELTA_DEFAULTS: dict[str, Any] = {
@@ -119,7 +131,12 @@ def read_delta_decoder(
     )
 
 
-# The multi-token-prediction layers are left out.
 FAMILIES = {
-    "Qwen3NextForCausalLM": Family(config_from_hf=_qwen3_next_config, names=_QWEN3_NEXT_NAMES, leaves_out=("mtp.*",))
+    "Qwen3NextForCausalLM": Family(
+        config_from_hf=_qwen3_next_config,
+        names=_QWEN3_NEXT_NAMES,
+        other_names=(SPLIT_NAMES,),
+        # The multi-token-prediction layers.
+        leaves_out=("mtp.*",),
+    )
 }

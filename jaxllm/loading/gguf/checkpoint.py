@@ -20,7 +20,8 @@ from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.gguf import config as gguf_config
 from jaxllm.loading.gguf import parts as gguf_parts
 from jaxllm.loading.gguf.dequant import FLOATS, decode
-from jaxllm.loading.gguf.names import OFFSET_NORM_ARCHITECTURES, Source, find_sources, find_zeros
+from jaxllm.loading.gguf.layouts import find_layouts
+from jaxllm.loading.gguf.names import Source, find_sources, find_zeros
 from jaxllm.loading.gguf.split_files import open_gguf
 from jaxllm.loading.gguf.vision import VISION_ARCHITECTURES, VisionFile
 
@@ -50,6 +51,7 @@ class GGUFCheckpoint(Checkpoint):
             special = gguf_config.special_tokens(self._file)
             self.config = gguf_config.hf_config(self._file, special)
             self.generation_config = gguf_config.generation_config(special)
+            self._layouts = find_layouts(self._file.tensors, self._arch, self.config)
         except (OSError, ValueError) as error:
             raise VLLMValidationError(f"{path}: {error}.", parameter="model", value=self.source) from error
         num_layers = self.config["num_hidden_layers"]
@@ -73,12 +75,8 @@ class GGUFCheckpoint(Checkpoint):
             return values if index is None else values[index]
         source = self._sources[name]
         if source.has_experts and source.expert is None:
-            return self._experts(source, index)
-        if source.expert is not None:
-            values = self._experts(source, source.expert)
-        else:
-            values = self._values(source.names[0])
-            values = values.T if source.transposed else values
+            return self._values(source, index)
+        values = self._values(source, source.expert)
         return values if index is None else values[index]
 
     @property
@@ -99,7 +97,8 @@ class GGUFCheckpoint(Checkpoint):
         if source is None or (source.transposed and not source.has_experts):
             return None
         stored = [self._file.tensors[theirs] for theirs in source.names]
-        if len({tensor.type.name for tensor in stored}) > 1 or len(self._shape(source.names[0])) < 2:
+        is_changed = any(self._layouts[theirs].convert for theirs in source.names if theirs in self._layouts)
+        if is_changed or len({tensor.type.name for tensor in stored}) > 1 or len(self._shape(source.names[0])) < 2:
             return None
         return gguf_parts.FORMATS.get(stored[0].type.name)
 
@@ -158,35 +157,32 @@ class GGUFCheckpoint(Checkpoint):
         values = gguf_parts.read_part(self._file.tensors[theirs].type, self._rows(theirs, expert), part)
         return values.reshape(*lead, values.shape[-1])
 
-    def _experts(self, source: Source, expert: int | None) -> np.ndarray:
-        """Return one expert, or all, of a source's tensors, joined."""
-        parts = [self._expert_values(theirs, expert) for theirs in source.names]
+    def _values(self, source: Source, expert: int | None) -> np.ndarray:
+        """Return a tensor of HF's, or that of one of its experts."""
+        parts = [self._part_values(theirs, expert) for theirs in source.names]
         join = _take_turns if source.alternates else np.concatenate
-        [values] = parts if len(parts) == 1 else [join(parts, axis=-2 if source.transposed else -1)]
+        values = parts[0] if len(parts) == 1 else join(parts, axis=source.joined_axis)
+        values = values.reshape(-1, values.shape[-1]) if source.folded else values
         return values.swapaxes(-1, -2) if source.transposed else values
 
-    def _expert_values(self, theirs: str, expert: int | None) -> np.ndarray:
-        tensor = self._file.tensors[theirs]
-        shape = tensor.shape if expert is None else tensor.shape[1:]
-        return decode(tensor.type, self._rows(theirs, expert)).reshape(shape)
+    def _part_values(self, theirs: str, expert: int | None) -> np.ndarray:
+        """Return the numbers of a tensor of the file, or of one of its experts, as HF has them."""
+        tensor, layout = self._file.tensors[theirs], self._layouts.get(theirs)
+        values = decode(tensor.type, self._rows(theirs, expert))
+        if layout is not None and layout.convert is not None:
+            values = layout.convert(values.reshape(tensor.shape))
+        shape = self._shape(theirs)
+        return values.reshape(shape if expert is None else shape[1:])
 
     def _rows(self, theirs: str, expert: int | None = None) -> np.ndarray:
         """Return the stored rows of a tensor, or of one of its experts, in HF's order."""
-        tensor, data = self._file.tensors[theirs], self._file.data(theirs)
+        tensor, data, layout = self._file.tensors[theirs], self._file.data(theirs), self._layouts.get(theirs)
         if expert is not None:
             num_rows = math.prod(tensor.shape[1:-1])
             return data[expert * num_rows : (expert + 1) * num_rows]
-        if self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_q." in theirs:
-            return self._unpermute(data, tensor.shape[0], self.config["num_attention_heads"])
-        if self._arch in gguf_config.PERMUTED_ARCHITECTURES and ".attn_k." in theirs:
-            return self._unpermute(data, tensor.shape[0], self.config["num_key_value_heads"])
-        return data
-
-    def _values(self, theirs: str) -> np.ndarray:
-        values = decode(self._file.tensors[theirs].type, self._rows(theirs)).reshape(self._shape(theirs))
-        if self._arch in OFFSET_NORM_ARCHITECTURES and theirs.endswith("norm.weight"):
-            return values - values.dtype.type(1)
-        return values
+        if layout is None or layout.order is None:
+            return data
+        return data.reshape(len(layout.order), -1)[layout.order].reshape(data.shape)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         from jaxllm.loading.gguf.tokenizer import build_tokenizer
@@ -209,31 +205,25 @@ class GGUFCheckpoint(Checkpoint):
         return digest.hexdigest()
 
     def _shape(self, theirs: str) -> tuple[int, ...]:
-        """Return the shape of a tensor in HF: the gate of a shared expert is a matrix there."""
-        shape = self._file.tensors[theirs].shape
-        return (1, *shape) if theirs.endswith(".ffn_gate_inp_shexp.weight") and len(shape) == 1 else shape
+        """Return the shape that a tensor of the file has in HF."""
+        layout = self._layouts.get(theirs)
+        return self._file.tensors[theirs].shape if layout is None or layout.shape is None else layout.shape
 
     def _info(self, source: Source) -> TensorInfo:
         stored = [self._file.tensors[theirs] for theirs in source.names]
         dtypes = {FLOATS.get(tensor.type.name, np.dtype(np.float32)) for tensor in stored}
-        shape, num_bytes = list(self._shape(source.names[0])), sum(tensor.num_bytes for tensor in stored)
+        shapes, num_bytes = [self._shape(theirs) for theirs in source.names], sum(tensor.num_bytes for tensor in stored)
+        shape = list(shapes[0])
+        if len(stored) > 1:
+            shape[source.joined_axis] = sum(each[source.joined_axis] for each in shapes)
+        if source.folded:
+            shape = [shape[0] * shape[1], *shape[2:]]
         if source.expert is not None:
             num_bytes //= shape.pop(0)
         if source.transposed:
             shape[-2:] = shape[:-3:-1]
-        if len(stored) > 1:
-            shape[-1] *= len(stored)
         dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
         return TensorInfo(tuple(shape), dtype.name, num_bytes)
-
-    @staticmethod
-    def _unpermute(data: np.ndarray, num_rows: int, num_heads: int) -> np.ndarray:
-        """Undo the converter's interleaving of each head's halves; `data` is [rows, bytes], or one row of a bias."""
-        shape = data.shape
-        if num_rows % (2 * num_heads):
-            raise ValueError(f"{num_rows} rows are not {num_heads} heads of an even size")
-        rows = data.reshape(num_heads, num_rows // num_heads // 2, 2, -1)
-        return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(shape)
 
 
 def _open_towers(paths: Sequence[Path]) -> tuple[list[VisionFile], list[str]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxllm.loading.gguf.dense import dense_config
 from jaxllm.loading.gguf.file import GGUFFile
-from jaxllm.loading.gguf.gemma4 import gemma4_config
-from jaxllm.loading.gguf.moe import expert_config
 from jaxllm.loading.gguf.names import ATTENTION, MLP, has_biases
-from jaxllm.loading.gguf.numbers import Numbers
-from jaxllm.loading.gguf.rope import rope_scaling
+from jaxllm.loading.gguf.settings.dense import dense_config
+from jaxllm.loading.gguf.settings.gemma4 import gemma4_config
+from jaxllm.loading.gguf.settings.latents import deepseek_config
+from jaxllm.loading.gguf.settings.moe import expert_config
+from jaxllm.loading.gguf.settings.numbers import Numbers
+from jaxllm.loading.gguf.settings.recurrent import recurrent_config
+from jaxllm.loading.gguf.settings.rope import rope_scaling
 from jaxllm.loading.gguf.special_tokens import SpecialTokens, read_special_tokens
 
 _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
@@ -49,13 +51,24 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "hunyuan-dense": ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
     "granite": ("granite", "GraniteForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),
+    "qwen35": ("qwen3_5_text", "Qwen3_5ForCausalLM"),
+    "qwen35moe": ("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM"),
+    "qwen3next": ("qwen3_next", "Qwen3NextForCausalLM"),
+    "lfm2": ("lfm2", "Lfm2ForCausalLM"),
+    "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
+    "granitemoe": ("granitemoe", "GraniteMoeForCausalLM"),
+    "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
+    "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM"),
+    "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
+    "hunyuan-moe": ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
 }
 """HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral. A vision tower is in another
 file, and makes a Qwen-VL or a Gemma 3 another model.
 """
 
-PERMUTED_ARCHITECTURES = ("llama", "mistral3", "smollm3", "arcee", "granite")
-"""Architectures whose query and key rows the converter interleaves, as in the original Llama code."""
+_VARYING_ARCHITECTURES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
+"""Architectures whose files hold the widths and heads of each layer, 0 in layers without."""
 
 
 def architecture(file: GGUFFile) -> str:
@@ -77,7 +90,8 @@ def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
     hidden_size = numbers.count("embedding_length")
     num_heads, num_layers = numbers.count("attention.head_count"), _num_layers(file, numbers)
     # Gemma 4's layers differ; its own config code handles them.
-    count = numbers.count if arch != "gemma4" else lambda key, *_: numbers.per_layer(key, num_layers)[0]
+    count = numbers.largest if arch in _VARYING_ARCHITECTURES else numbers.count
+    count = count if arch != "gemma4" else lambda key, *_: numbers.per_layer(key, num_layers)[0]
     config: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
@@ -95,7 +109,9 @@ def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **{f"{role}_token_id": special.roles.get(role) for role in ("bos", "eos", "pad")},
     }
-    return config | _family_config(file, arch, numbers, config) | expert_config(file, arch, numbers, config)
+    family = _family_config(file, arch, numbers, config)
+    family |= expert_config(file, arch, numbers, config) | recurrent_config(file, arch, numbers, config)
+    return config | family
 
 
 def generation_config(special: SpecialTokens) -> dict[str, Any]:
@@ -136,8 +152,7 @@ def _num_layers(file: GGUFFile, numbers: Numbers) -> int:
 
 def num_draft_layers(file: GGUFFile) -> int:
     """Return the number of last layers that predict draft tokens; they are not part of the decoder."""
-    arch = architecture(file)
-    return Numbers(file, arch).whole("nextn_predict_layers", 0) if arch == "glm4moe" else 0
+    return Numbers(file, architecture(file)).whole("nextn_predict_layers", 0)
 
 
 def _width_key(numbers: Numbers) -> str:
@@ -167,6 +182,8 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
         }
     if arch == "gemma4":
         return gemma4_config(file, numbers, config)
+    if arch == "deepseek2":
+        return deepseek_config(file, numbers, config)
     if arch == "gpt2":
         epsilon = numbers.number("attention.layer_norm_epsilon", 1e-5)
         return {"n_inner": config["intermediate_size"], "layer_norm_epsilon": epsilon}

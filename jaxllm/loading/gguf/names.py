@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from jaxllm.loading.gguf.file import GGUFTensor
-from jaxllm.loading.gguf.rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
+from jaxllm.loading.gguf.name_tables import EXPERT_NAMES, NAMES, Joined, Names
+from jaxllm.loading.gguf.settings.rope import LONGROPE_NAMES, ROPE_FACTORS_NAME
 
 _IGNORED_NAMES = (ROPE_FACTORS_NAME, *LONGROPE_NAMES.values())
-OFFSET_NORM_ARCHITECTURES = ("gemma", "gemma2", "gemma3")
-"""Architectures whose norm weights the converter stores plus one."""
 ATTENTION, MLP = ("attn_q", "attn_k", "attn_v", "attn_output"), ("ffn_gate", "ffn_up", "ffn_down")
 """The matrices of a layer that can have a bias."""
 _ALWAYS_BIASED = ("qwen2", "qwen2vl")
@@ -19,174 +18,6 @@ _NO_OUTPUT_BIAS = (*_ALWAYS_BIASED, "qwen2moe", "glm4moe", "seed_oss", "stablelm
 """Architectures for which HF has query, key and value biases (always, or if the file has any) but no output bias."""
 _MAX_EXPERTS = 4096
 """Far above any model: a larger number of experts in a file is corrupt, and would cost memory for their names."""
-
-_TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output_norm.bias": "model.norm.bias",
-    "output.weight": "lm_head.weight",
-    "output.bias": "lm_head.bias",
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "ffn_gate_inp": "mlp.gate",
-}
-_POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-_GEMMA_LAYER_NAMES = _LAYER_NAMES | _POST_NORMS | {"ffn_norm": "pre_feedforward_layernorm"}
-_MIXTRAL_LAYER_NAMES = _LAYER_NAMES | {"ffn_gate_inp": "block_sparse_moe.gate"}
-_EXPERT_NAMES = {
-    "ffn_gate_exps": "mlp.experts.{e}.gate_proj.weight",
-    "ffn_up_exps": "mlp.experts.{e}.up_proj.weight",
-    "ffn_down_exps": "mlp.experts.{e}.down_proj.weight",
-}
-_MIXTRAL_EXPERT_NAMES = {
-    "ffn_gate_exps": "block_sparse_moe.experts.{e}.w1.weight",
-    "ffn_up_exps": "block_sparse_moe.experts.{e}.w3.weight",
-    "ffn_down_exps": "block_sparse_moe.experts.{e}.w2.weight",
-}
-
-
-class _Names(NamedTuple):
-    """HF's names for the tensors of one architecture."""
-
-    layer: Mapping[str, str] = _LAYER_NAMES
-    """Names within a layer that end in ".weight" or ".bias" in HF as in the file."""
-    bare: Mapping[str, str] = {}
-    """Names within a layer with another ending in HF."""
-    experts: Mapping[str, str] = _EXPERT_NAMES
-    """Names within a layer of a single expert's slice of a tensor of all experts."""
-    fused_experts: str | None = None
-    """The name within a layer of the experts, if HF has their gates and ups in one tensor, inputs first."""
-    alternates: bool = False
-    """Whether gate and up columns alternate in that tensor, instead of all gates before all ups."""
-    top: Mapping[str, str] = _TOP_NAMES
-    layers: str = "model.layers."
-    transposed: Collection[str] = ()
-    """The layer's matrices that HF stores with inputs before outputs."""
-
-
-_NAMES: Mapping[str, _Names] = {
-    **dict.fromkeys(("gemma2", "gemma3"), _Names(_GEMMA_LAYER_NAMES)),
-    "gemma4": _Names(
-        _GEMMA_LAYER_NAMES
-        | {
-            "post_ffw_norm_1": "post_feedforward_layernorm_1",
-            "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-            "post_ffw_norm_2": "post_feedforward_layernorm_2",
-            "ffn_gate_inp": "router.proj",
-            "inp_gate": "per_layer_input_gate",
-            "proj": "per_layer_projection",
-            "post_norm": "post_per_layer_input_norm",
-        },
-        bare={
-            "ffn_gate_inp.scale": "router.scale",
-            "ffn_down_exps.scale": "router.per_expert_scale",
-            "ffn_gate_up_exps.weight": "experts.gate_up_proj",
-            "ffn_down_exps.weight": "experts.down_proj",
-            "layer_output_scale.weight": "layer_scalar",
-        },
-        top=_TOP_NAMES
-        | {
-            "per_layer_token_embd.weight": "model.embed_tokens_per_layer.weight",
-            "per_layer_model_proj.weight": "model.per_layer_model_projection.weight",
-            "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
-        },
-    ),
-    "olmo2": _Names(_LAYER_NAMES | _POST_NORMS),
-    "exaone4": _Names(_LAYER_NAMES | _POST_NORMS),
-    "seed_oss": _Names(_LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"}),
-    "starcoder2": _Names(_LAYER_NAMES | {"ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
-    "glm4": _Names(
-        _LAYER_NAMES
-        | {
-            "post_attention_norm": "post_self_attn_layernorm",
-            "post_ffw_norm": "post_mlp_layernorm",
-            "ffn_up": "mlp.gate_up_proj",
-        }
-    ),
-    "hunyuan-dense": _Names(
-        _LAYER_NAMES | {"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
-    ),
-    "phi2": _Names(
-        _LAYER_NAMES | {"attn_output": "self_attn.dense", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
-        top=_TOP_NAMES | {f"output_norm.{kind}": f"model.final_layernorm.{kind}" for kind in ("weight", "bias")},
-    ),
-    "phi3": _Names(_LAYER_NAMES | {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}),
-    "llama": _Names(_MIXTRAL_LAYER_NAMES, experts=_MIXTRAL_EXPERT_NAMES),
-    "minimax-m2": _Names(
-        _MIXTRAL_LAYER_NAMES,
-        bare={"exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias"},
-        experts=_MIXTRAL_EXPERT_NAMES,
-    ),
-    "qwen2moe": _Names(
-        _LAYER_NAMES
-        | {
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        }
-    ),
-    "glm4moe": _Names(
-        _LAYER_NAMES
-        | {
-            "post_attention_norm": "post_attention_layernorm",
-            "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
-            "ffn_up_shexp": "mlp.shared_experts.up_proj",
-            "ffn_down_shexp": "mlp.shared_experts.down_proj",
-        },
-        bare={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
-    ),
-    "gpt-oss": _Names(
-        _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
-        bare={"attn_sinks.weight": "self_attn.sinks"},
-        fused_experts="mlp.experts",
-        alternates=True,
-    ),
-    "llama4": _Names(
-        _LAYER_NAMES
-        | {
-            "ffn_gate": "feed_forward.gate_proj",
-            "ffn_up": "feed_forward.up_proj",
-            "ffn_down": "feed_forward.down_proj",
-            "ffn_gate_inp": "feed_forward.router",
-            "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
-            "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
-            "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
-        },
-        fused_experts="feed_forward.experts",
-    ),
-    "gpt2": _Names(
-        {
-            "attn_norm": "ln_1",
-            "attn_qkv": "attn.c_attn",
-            "attn_output": "attn.c_proj",
-            "ffn_norm": "ln_2",
-            "ffn_up": "mlp.c_fc",
-            "ffn_down": "mlp.c_proj",
-        },
-        top={
-            "token_embd.weight": "transformer.wte.weight",
-            "position_embd.weight": "transformer.wpe.weight",
-            "output_norm.weight": "transformer.ln_f.weight",
-            "output_norm.bias": "transformer.ln_f.bias",
-            "output.weight": "lm_head.weight",
-        },
-        layers="transformer.h.",
-        transposed=("attn_qkv", "attn_output", "ffn_up", "ffn_down"),
-    ),
-}
-"""The names of architectures whose tensors are not named like Llama's."""
 
 
 class Source(NamedTuple):
@@ -200,6 +31,13 @@ class Source(NamedTuple):
     """Whether HF has a matrix's inputs before its outputs."""
     alternates: bool = False
     """Whether the rows of the two tensors alternate, instead of following one another."""
+    folded: bool = False
+    """Whether the tensors are joined by head, and HF's rows are the rows of all heads."""
+
+    @property
+    def joined_axis(self) -> int:
+        """Return the axis along which several tensors are joined: that of the outputs."""
+        return -1 if self.names[0].endswith(".bias") else -2
 
     @property
     def has_experts(self) -> bool:
@@ -209,17 +47,17 @@ class Source(NamedTuple):
 
 def find_sources(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: range) -> dict[str, Source]:
     """Return the source of each HF tensor. A tensor without a counterpart keeps its name, and is reported later."""
-    names = _NAMES.get(arch, _Names())
+    names = NAMES.get(arch, Names())
     sources: dict[str, Source] = {}
     for name, tensor in tensors.items():
-        match = re.fullmatch(r"blk\.(\d{1,9})\.([a-z_0-9]+)\.(weight|bias|scale)", name)
+        match = re.fullmatch(r"blk\.(\d{1,9})\.(.+)", name)
         if name in _IGNORED_NAMES or (ignored_layers and _layer_of(name) in ignored_layers):
             continue
         if match is None:
             sources[names.top.get(name, name)] = Source((name,))
             continue
         prefix = f"{names.layers}{int(match[1])}."
-        for ours, source in _layer_sources(match[2], match[3], name, tensor, tensors, arch):
+        for ours, source in _layer_sources(match[2], name, tensor, tensors, arch):
             sources[name if ours is None else prefix + ours] = source
     return sources
 
@@ -234,7 +72,7 @@ def find_zeros(tensors: Mapping[str, GGUFTensor], arch: str, ignored_layers: ran
 
     Omitted biases are zeros.
     """
-    names, zeros = _NAMES.get(arch, _Names()), dict[str, int]()
+    names, zeros = NAMES.get(arch, Names()), dict[str, int]()
     kinds = [stems for stems in (ATTENTION, MLP) if has_biases(tensors, stems)]
     wanted = {stem for stems in kinds for stem in stems} | set(ATTENTION if arch in _ALWAYS_BIASED else ())
     wanted -= {"attn_output"} if arch in _NO_OUTPUT_BIAS else set()
@@ -254,15 +92,21 @@ def _layer_of(name: str) -> int:
 
 
 def _layer_sources(
-    stem: str, kind: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor], arch: str
+    suffix: str, name: str, tensor: GGUFTensor, tensors: Mapping[str, GGUFTensor], arch: str
 ) -> Iterator[tuple[str | None, Source]]:
     """Yield HF's names for a tensor of the file, within its layer, with their sources; None if HF has none."""
-    names = _NAMES.get(arch, _Names())
-    if names.fused_experts is not None and stem in _EXPERT_NAMES:
+    names = NAMES.get(arch, Names())
+    stem, _, kind = suffix.rpartition(".")
+    joined = next((each for each in names.joined if suffix in each.parts), None)
+    if joined is not None:
+        yield from _joined_sources(joined, name, suffix, tensors)
+    elif suffix in names.bare:
+        yield names.bare[suffix], Source((name,))
+    elif kind not in ("weight", "bias", "scale"):
+        yield None, Source((name,))
+    elif names.fused_experts is not None and stem in EXPERT_NAMES:
         for ours, source in _fused_sources(stem, kind, name, tensor, tensors):
             yield ours and f"{names.fused_experts}.{ours}", source._replace(alternates=names.alternates)
-    elif f"{stem}.{kind}" in names.bare:
-        yield names.bare[f"{stem}.{kind}"], Source((name,))
     elif stem in names.experts and kind == "weight" and len(tensor.shape) == 3 and 0 < tensor.shape[0] <= _MAX_EXPERTS:
         for expert in range(tensor.shape[0]):
             yield names.experts[stem].format(e=expert), Source((name,), expert)
@@ -271,6 +115,23 @@ def _layer_sources(
         yield f"{names.layer[stem]}.{kind}", Source((name,), transposed=transposed)
     else:
         yield None, Source((name,))
+
+
+def _joined_sources(
+    joined: Joined, name: str, suffix: str, tensors: Mapping[str, GGUFTensor]
+) -> Iterator[tuple[str | None, Source]]:
+    """Yield the name of a tensor of several, with their source, for the first of them."""
+    stored = tuple(name.removesuffix(suffix) + part for part in joined.parts)
+    shapes = [tensors[part].shape for part in stored if part in tensors]
+    if joined.folded:
+        # Those of a head's keys have inputs before outputs.
+        fits = [len(shape) for shape in shapes] == [3, 3] and shapes[0][:2] == (shapes[1][0], shapes[1][2])
+    else:
+        fits = len(shapes) == 2 and shapes[0] == shapes[1] and len(shapes[0]) > 1
+    if not fits:
+        yield None, Source((name,))
+    elif suffix == joined.parts[0]:
+        yield joined.name, Source(stored, folded=joined.folded)
 
 
 def _fused_sources(

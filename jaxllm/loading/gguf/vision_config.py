@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxllm.loading.gguf.file import GGUFFile
-from jaxllm.loading.gguf.numbers import Numbers
+from jaxllm.loading.gguf.settings.numbers import Numbers
 
 _FRAMES = 2
 """The frames of a video that one patch of Qwen's towers has; an image counts as both."""

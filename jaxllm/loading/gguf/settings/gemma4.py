@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.loading.gguf.file import GGUFFile
-from jaxllm.loading.gguf.numbers import Numbers
-from jaxllm.loading.gguf.rope import ROPE_FACTORS_NAME, rope_factors
+from jaxllm.loading.gguf.settings.numbers import Numbers
+from jaxllm.loading.gguf.settings.rope import ROPE_FACTORS_NAME, rope_factors
 
 _NOT_ROTATED = 1e29
 """A frequency divisor from this on means that the dimension is not rotated."""

@@ -41,6 +41,16 @@ class Numbers:
             raise ValueError(f"the metadata key {full!r} is negative")
         return value
 
+    def largest(self, key: str, default: int | None = None) -> int:
+        """Return the largest of one positive integer per layer, where layers without may have 0; or a single one."""
+        full = f"{self._arch}.{key}"
+        if not self._file.is_array(full):
+            return self.count(key, default)
+        values = self._file.array(full)
+        if values.dtype.kind not in "iu" or values.max(initial=0) <= 0:
+            raise ValueError(f"the metadata key {full!r} holds no positive integer")
+        return int(values.max())
+
     def per_layer(self, key: str, num_layers: int) -> list[int]:
         """Return a positive integer for each layer; a file may hold one for all of them."""
         full = f"{self._arch}.{key}"

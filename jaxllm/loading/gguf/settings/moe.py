@@ -7,7 +7,8 @@ from typing import Any
 
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.names import ATTENTION, has_biases
-from jaxllm.loading.gguf.numbers import Numbers
+from jaxllm.loading.gguf.settings.dense import granite_factors
+from jaxllm.loading.gguf.settings.numbers import Numbers
 
 _SIGMOID = 2
 """llama.cpp's number of the gating function sigmoid."""
@@ -45,6 +46,21 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
             return _counts(numbers, "num_local_experts") | {
                 "intermediate_size": numbers.count("expert_feed_forward_length"),
                 "partial_rotary_factor": numbers.count("rope.dimension_count", config["head_dim"]) / config["head_dim"],
+            }
+        case "granitemoe":
+            shared = numbers.whole("expert_shared_feed_forward_length", 0)
+            bias = has_biases(file.tensors, ATTENTION)
+            family = {"shared_intermediate_size": shared, "attention_bias": bias}
+            return _counts(numbers, "num_local_experts") | granite_factors(numbers) | family
+        case "hunyuan-moe":
+            width = numbers.count("expert_feed_forward_length")
+            return {
+                "attention_bias": has_biases(file.tensors, ATTENTION),
+                "intermediate_size": width,
+                "num_experts": numbers.count("expert_count"),
+                "moe_topk": numbers.count("expert_used_count"),
+                "moe_intermediate_size": width,
+                "num_shared_expert": numbers.count("expert_shared_count", 1),
             }
         case _:
             return {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.names import ATTENTION, MLP, has_biases
-from jaxllm.loading.gguf.numbers import Numbers
+from jaxllm.loading.gguf.settings.numbers import Numbers
 
 _EPSILON = "attention.layer_norm_epsilon"
 """The key of LayerNorms' epsilon; that of RMSNorms has another."""
@@ -69,6 +69,11 @@ def _glm4_config(numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
 def _granite_config(numbers: Numbers) -> dict[str, Any]:
     if not numbers.flag("rope.scaling.finetuned", True):
         raise ValueError("rope.scaling.finetuned is false: a Granite without positions is not supported")
+    return granite_factors(numbers)
+
+
+def granite_factors(numbers: Numbers) -> dict[str, Any]:
+    """Return the factors on scores, embeddings, what layers add, and logits."""
     keys = {
         "attention_multiplier": "attention.scale",
         "embedding_multiplier": "embedding_scale",

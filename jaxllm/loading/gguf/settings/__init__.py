@@ -1,0 +1,1 @@
+"""Translate the metadata of GGUF files into the keys of HF's config.json, by kind of model."""
