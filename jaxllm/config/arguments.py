@@ -143,7 +143,10 @@ class EngineArguments(UnsupportedArguments):
         None, Names("MODULE:NAME"), _MODEL, "functions (logits_sv, state) -> logits_sv, or classes for the host"
     )
     load_format: str = argument(
-        "auto", Choice(("auto", "safetensors", "gguf", "dummy")), _LOAD, "form of the weights; dummy: random ones"
+        "auto",
+        Choice(("auto", "hf", "safetensors", "pt", "gguf", "dummy")),
+        _LOAD,
+        "form of the weights; pt: PyTorch's .bin; dummy: random ones",
     )
     download_dir: str | None = argument(None, Text(), _LOAD, "where hub files are kept; default: the hub's cache")
     served_model_name: list[str] | str | None = argument(

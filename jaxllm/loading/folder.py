@@ -1,9 +1,9 @@
-"""Checkpoints in a local folder: config.json, tokenizer files, and safetensors in one file or several with an index."""
+"""Checkpoints in a local folder: config.json, tokenizer files, and weights in safetensors or PyTorch's .bin files."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, override
@@ -13,9 +13,17 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.json_file import model_error, read_json
-from jaxllm.loading.safetensors import SafetensorsFile
 from jaxllm.loading.sentence_transformers import read_files
-from jaxllm.params.checks import shown
+from jaxllm.loading.weight_files import (
+    FORMATS,
+    TORCH,
+    FileFormat,
+    WeightFile,
+    find_format,
+    open_weights,
+    read_index,
+    weight_files,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -25,10 +33,7 @@ if TYPE_CHECKING:
 CONFIG_NAME = "config.json"
 QUANTIZATION_NAME = "hf_quant_config.json"
 """The file where ModelOpt writes its quantization settings if they are not in config.json."""
-INDEX_NAME = "model.safetensors.index.json"
-SINGLE_NAME = "model.safetensors"
 PROCESSOR_NAMES = ("video_preprocessor_config.json", "preprocessor_config.json", "processor_config.json")
-_MAX_FILE_NAME = 200
 _TEMPLATES_FOLDER = "additional_chat_templates"
 _SENTENCEPIECE = "*.model"
 _VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
@@ -37,9 +42,10 @@ _TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
 
 class FolderCheckpoint(Checkpoint):
-    """A folder of safetensors. Raises VLLMValidationError, naming the file, if anything in it is missing or corrupt."""
+    """A folder with weights. Raises VLLMValidationError, naming the file, if anything in it is missing or corrupt."""
 
-    def __init__(self, folder: Path, *, source: str = "") -> None:
+    def __init__(self, folder: Path, *, source: str = "", formats: Sequence[FileFormat] = FORMATS["auto"]) -> None:
+        """Open a folder; the weights are in the first of the `formats` that has any files."""
         self.source = source or str(folder)
         self._folder = folder
         self.config = read_config(folder, self.source)
@@ -48,8 +54,8 @@ class FolderCheckpoint(Checkpoint):
         self.video_processor = read_processor(folder, self.source, "video")
         self.audio_processor = read_feature_extractor(folder, self.source)
         self.sentence_files = read_files(folder, self.source)
-        self._files: dict[str, tuple[SafetensorsFile, str]] = {}
-        self.tensors: Mapping[str, TensorInfo] = self._open_files()
+        self._files: dict[str, tuple[WeightFile, str]] = {}
+        self.tensors: Mapping[str, TensorInfo] = self._open_files(find_format(folder, formats, self.source))
         self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
@@ -68,15 +74,15 @@ class FolderCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str | None:
         return tokenizer_digest(self._folder)
 
-    def _open_files(self) -> dict[str, TensorInfo]:
+    def _open_files(self, form: FileFormat) -> dict[str, TensorInfo]:
         """Map every weight file and return the tensors by name."""
         tensors: dict[str, TensorInfo] = {}
-        weight_map = read_index(self._folder, self.source)
-        names = weight_files(self._folder, weight_map, self.source)
+        weight_map = read_index(self._folder, form, self.source)
+        names = weight_files(self._folder, form, weight_map, self.source)
         if self.sentence_files is not None:
             names += _module_weights(self._folder, self.sentence_files.weight_files, self.source)
         for file_name in names:
-            file = open_safetensors(self._folder / file_name, self.source)
+            file = open_weights(self._folder / file_name, self.source)
             for own_name, entry in file.entries.items():
                 name = tensor_prefix(file_name) + own_name
                 if weight_map.get(name, file_name) != file_name:
@@ -87,7 +93,8 @@ class FolderCheckpoint(Checkpoint):
                 tensors[name] = TensorInfo(entry.shape, entry.dtype.name, entry.num_bytes)
         for name, file_name in weight_map.items():
             if name not in tensors:
-                raise model_error(f"{INDEX_NAME} places {name!r} in {file_name}, which does not hold it", self.source)
+                text = f"{form.index} places {name!r} in {file_name}, which does not hold it"
+                raise model_error(text, self.source)
         return tensors
 
 
@@ -196,59 +203,24 @@ def read_generation_config(folder: Path, source: str) -> dict[str, Any]:
     return read_json(path, source) if path.is_file() else {}
 
 
-def read_index(folder: Path, source: str) -> dict[str, str]:
-    """Read tensor name -> file name from the index; {} if the folder has none."""
-    path = folder / INDEX_NAME
-    if not path.is_file():
-        return {}
-    weight_map = read_json(path, source).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(value, str) for value in weight_map.values()):
-        raise model_error(f"{INDEX_NAME} has no weight_map from tensor names to file names", source)
-    for file_name in set(weight_map.values()):
-        if not 0 < len(file_name) <= _MAX_FILE_NAME or not file_name.isprintable():
-            raise model_error(f"{INDEX_NAME} names the file {shown(file_name)}, which no file can be called", source)
-        if "/" in file_name or "\\" in file_name or file_name.startswith("."):
-            raise model_error(f"{INDEX_NAME} names the file {file_name!r}, outside of the folder", source)
-    return weight_map
-
-
-def weight_files(folder: Path, weight_map: Mapping[str, str], source: str) -> list[str]:
-    """Return the names of the weight files. A missing file is an error that names it."""
-    if weight_map:
-        names = sorted(set(weight_map.values()))
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise model_error(f"{INDEX_NAME} names {', '.join(missing)}, which are not there: fetch them again", source)
-        return names
-    if (folder / SINGLE_NAME).is_file():
-        return [SINGLE_NAME]
-    names = sorted(path.name for path in folder.glob("*.safetensors") if path.is_file())
-    if names:
-        return names
-    others = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".npz", ".h5"))
-    hint = f"; convert {others[0]} to safetensors first" if others else ""
-    raise model_error(f'there are no .safetensors files (load_format="dummy" needs none){hint}', source)
-
-
 def _module_weights(folder: Path, names: list[str], source: str) -> list[str]:
-    """Return `names`, the weight files of sentence-transformers' modules. A missing file is an error that names it."""
+    """Return the weight files of sentence-transformers' modules: `names`, or PyTorch's beside where these are missing.
+
+    A missing file is an error that names it.
+    """
+    found = []
     for name in names:
-        if not (folder / name).is_file():
-            raise model_error(f"{name} is not there: fetch it, or convert its PyTorch file to safetensors", source)
-    return names
+        choices = (name, tensor_prefix(name) + TORCH.single)
+        chosen = next((choice for choice in choices if (folder / choice).is_file()), None)
+        if chosen is None:
+            raise model_error(f"{name} is not there: fetch it", source)
+        found.append(chosen)
+    return found
 
 
 def tensor_prefix(file_name: str) -> str:
     """Return the prefix of the names of a file's tensors: its folder, if it is not the model's own."""
     return file_name[: file_name.rfind("/") + 1]
-
-
-def open_safetensors(path: Path, source: str) -> SafetensorsFile:
-    """Open one file. Any failure is an error that names it."""
-    try:
-        return SafetensorsFile(path)
-    except (OSError, ValueError) as error:
-        raise model_error(f"{path.name}: {error}", source) from error
 
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:

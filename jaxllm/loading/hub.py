@@ -22,6 +22,7 @@ from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.safetensors import DTYPES
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, read_files
+from jaxllm.loading.weight_files import SAFETENSORS, TORCH
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -45,9 +46,10 @@ SMALL_FILES = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
     *SENTENCE_FILES,
-    local.INDEX_NAME,
+    SAFETENSORS.index,
+    TORCH.index,
 )
-"""The files that opening downloads: no code, and no other formats of the weights."""
+"""The small files that opening downloads: no code, and no weights."""
 _NUM_HEADER_THREADS = 8
 
 

@@ -19,9 +19,11 @@ from jaxllm.loading.gguf.split_files import first_parts, is_vision_file, part_na
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
 from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
+from jaxllm.loading.weight_files import FORMATS, SAFETENSORS, WEIGHT_SUFFIXES, FileFormat, read_index
 from jaxllm.params.checks import shown
 
-_LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "gguf", "dummy")
+"""vLLM's formats of weights. Auto: safetensors, or else PyTorch's, or else GGUF; hf: no GGUF; pt: PyTorch's .bin."""
 
 type _CheckConfig = Callable[[Mapping[str, Any]], object]
 """It is called with config.json's contents, and raises VLLMValidationError if the model is not supported."""
@@ -45,9 +47,9 @@ def open_checkpoint(
     model is opened without the file of its vision tower. Raises VLLMValidationError if the model cannot be found or
     read, or if the load format is not supported.
     """
-    if load_format not in _LOAD_FORMATS:
+    if load_format not in LOAD_FORMATS:
         raise VLLMValidationError(
-            f"load_format={load_format!r} is not supported. Choose one of {', '.join(_LOAD_FORMATS)}; "
+            f"load_format={load_format!r} is not supported. Choose one of {', '.join(LOAD_FORMATS)}; "
             "convert other weights to safetensors first.",
             parameter="load_format",
             value=load_format,
@@ -104,7 +106,7 @@ def _open_file(path: Path, load_format: str, *, sees: bool) -> Checkpoint:
     """Open a single file, which must be GGUF: no other format holds its own config and tokenizer."""
     with path.open("rb") as file:
         is_gguf = path.suffix == ".gguf" or file.read(4) == b"GGUF"
-    if not is_gguf or load_format == "safetensors":
+    if not is_gguf or load_format not in ("auto", "gguf", "dummy"):
         raise VLLMValidationError(
             f"model={str(path)!r} is a single file, and only a .gguf file carries its config and tokenizer; "
             "give the folder that holds config.json and the weights.",
@@ -133,11 +135,11 @@ def looks_like_path(model: str) -> bool:
 
 
 def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig | None, sees: bool) -> Checkpoint:
-    """Open a local folder in this format. "auto" prefers safetensors, and otherwise takes the only GGUF file."""
+    """Open a local folder in this format. "auto" prefers HF's forms, and otherwise takes the only GGUF file."""
     source = str(folder)
     ggufs = [folder / name for name in first_parts(sorted(path.name for path in folder.iterdir() if path.is_file()))]
-    has_safetensors = any(folder.glob("*.safetensors")) or (folder / local.INDEX_NAME).exists()
-    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_safetensors):
+    has_others = (folder / local.CONFIG_NAME).is_file() and any(form.is_in(folder) for form in FORMATS["auto"])
+    if load_format == "gguf" or (load_format == "auto" and ggufs and not has_others):
         if len(ggufs) != 1:
             listed = ", ".join(path.name for path in ggufs) or "none"
             message = f"expected one .gguf file in the folder, found {listed}; give the path of the file"
@@ -147,7 +149,7 @@ def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig |
         check_config(local.read_config(folder, source))
     if load_format == "dummy":
         return local.DummyCheckpoint(local.ConfigCheckpoint(folder, source=source))
-    return local.FolderCheckpoint(folder, source=source)
+    return local.FolderCheckpoint(folder, source=source, formats=FORMATS[load_format])
 
 
 def _open_hub(
@@ -163,15 +165,22 @@ def _open_hub(
         check_config(local.read_config(small, model))
     if load_format == "dummy":
         return local.DummyCheckpoint(local.ConfigCheckpoint(small, source=model))
-    weight_map = local.read_index(small, model)
-    names = sorted(set(weight_map.values())) or [local.SINGLE_NAME]
     files = read_files(small, model)
     modules = [] if files is None else files.weight_files
-    if all((small / each).is_file() for each in [*names, *modules]):
-        return local.FolderCheckpoint(small, source=model)
-    if not weight_map or modules:
-        _check_has_safetensors(repository, model, small.name, modules)
-    return HubCheckpoint(repository, model, small, [*names, *modules])
+    forms = FORMATS[load_format]
+    needed = {
+        form: [*(sorted({*read_index(small, form, model).values()}) or [form.single]), *modules] for form in forms
+    }
+    for form, names in needed.items():
+        if all((small / each).is_file() for each in names):
+            return local.FolderCheckpoint(small, source=model, formats=[form])
+    form = _format_on_hub(repository, model, small, forms, modules)
+    names = needed[form]
+    if form is SAFETENSORS:
+        return HubCheckpoint(repository, model, small, names)
+    logger.info("Fetching %s of %s", ", ".join(names), repository.name)
+    repository.download([glob.escape(name) for name in names], commit=small.name)
+    return local.FolderCheckpoint(small, source=model, formats=[form])
 
 
 def _open_hub_config(
@@ -192,15 +201,22 @@ def _bring_modules(repository: Repository, folder: Path, source: str) -> None:
         repository.download([*(glob.escape(name) for name in names), TOKENIZER_NAME], commit=folder.name)
 
 
-def _check_has_safetensors(repository: Repository, source: str, commit: str, modules: Sequence[str]) -> None:
-    """Raise an error for a repository without index and single safetensors file, or without a file of `modules`."""
-    names = repository.files(commit)
+def _format_on_hub(
+    repository: Repository, source: str, small: Path, forms: Sequence[FileFormat], modules: Sequence[str]
+) -> FileFormat:
+    """Return the first format in which a repository has the model's weights.
+
+    Raises an error if it has none of them, or no file of `modules`.
+    """
+    if not modules and (small / forms[0].index).is_file():
+        return forms[0]
+    names = repository.files(small.name)
     lacking = [name for name in modules if name not in names]
-    has_model = local.SINGLE_NAME in names or local.INDEX_NAME in names
-    if has_model and not lacking:
-        return
-    missing = lacking[0] if has_model else f"{local.SINGLE_NAME} and no index of several"
-    others = [name for name in names if name.endswith((".bin", ".pt", ".pth", ".npz", ".gguf"))]
+    form = next((form for form in forms if {form.single, form.index} & {*names}), None)
+    if form is not None and not lacking:
+        return form
+    missing = lacking[0] if form is not None else f"{forms[0].single} and no index of several"
+    others = [name for name in names if name.endswith(WEIGHT_SUFFIXES)]
     hint = f"it has {', '.join(others[:3])}" if others else "it has no weights at all"
     way_out = "Look for a safetensors version of it, or convert it"
     if any(name.endswith(".gguf") for name in others):
@@ -219,7 +235,7 @@ def _open_hub_gguf(
     files = repository.files(commit)
     names = first_parts(files)
     chosen = [name for name in names if quant.lower() in name.lower()]
-    if len(chosen) != 1 or load_format == "safetensors":
+    if len(chosen) != 1 or load_format not in ("auto", "gguf", "dummy"):
         listed = ", ".join(sorted(names)) or "none"
         hint = f'say which one, as in "{repository.name}:Q4_K_M"' if names else "and no config.json either"
         raise VLLMValidationError(

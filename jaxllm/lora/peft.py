@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT saves them: a folder with adapter_config.json and adapter_model.safetensors."""
+"""LoRA adapters as PEFT saves them: a folder with adapter_config.json and the weights."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.folder import open_safetensors
 from jaxllm.loading.json_file import read_json
 from jaxllm.loading.open import looks_like_path
-from jaxllm.loading.safetensors import SafetensorsFile
+from jaxllm.loading.weight_files import WeightFile, open_weights
 
-CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAMES = ("adapter_model.safetensors", "adapter_model.bin")
 _MATRIX_NAME = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])(?:\.\w+)?\.weight")
 REFUSED: Mapping[str, str] = {
     "use_dora": "DoRA, which scales the columns of the sum",
@@ -54,7 +54,7 @@ def find_adapter(path: str, *, token: str | bool | None = None, download_dir: st
     from jaxllm.loading.hub import Repository
 
     try:
-        return Repository(path, None, token, download_dir).download((CONFIG_NAME, WEIGHTS_NAME))
+        return Repository(path, None, token, download_dir).download((CONFIG_NAME, *WEIGHTS_NAMES))
     except VLLMValidationError as error:
         raise VLLMValidationError(f"LoRA adapter {path}: {error}", parameter="lora_path", value=path) from error
 
@@ -70,9 +70,10 @@ class PeftAdapter:
             raise VLLMValidationError(message, parameter="lora_path")
         self._config = read_json(folder / CONFIG_NAME, self._source)
         self._check_config()
-        if not (folder / WEIGHTS_NAME).exists():
-            raise self.error(f"there is no {WEIGHTS_NAME}; other formats are not read")
-        self._file: SafetensorsFile = open_safetensors(folder / WEIGHTS_NAME, self._source)
+        name = next((name for name in WEIGHTS_NAMES if (folder / name).exists()), None)
+        if name is None:
+            raise self.error(f"there is no {' or '.join(WEIGHTS_NAMES)}; other formats are not read")
+        self._file: WeightFile = open_weights(folder / name, self._source)
         self._names = self._pair_names()
         for module in self._names:
             self._check_rank(module, max_rank)
@@ -125,7 +126,7 @@ class PeftAdapter:
                 raise self.error(f"{module} has lora_A {list(down)} and lora_B {list(up)}, which do not fit each other")
             pairs[module] = names["A"], names["B"]
         if not pairs:
-            raise self.error(f"{WEIGHTS_NAME} has no tensors, so the adapter would change nothing")
+            raise self.error("it has no tensors, so it would change nothing")
         return pairs
 
     def _check_rank(self, module: str, max_rank: int) -> None:

@@ -119,9 +119,11 @@ def test_no_config(tmp_path: Path):
 
 def test_only_other_formats(tmp_path: Path):
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, "no .safetensors files")
+    refused(tmp_path, "no .safetensors or .bin files")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
-    refused(tmp_path, "convert pytorch_model.bin to safetensors")
+    refused(tmp_path, "pytorch_model.bin", "no zip file")
+    (tmp_path / "pytorch_model.bin").rename(tmp_path / "tf_model.h5")
+    refused(tmp_path, "no .safetensors or .bin files", "there is tf_model.h5")
 
 
 def test_dummy_needs_no_weights(tmp_path: Path):
@@ -166,7 +168,7 @@ def test_names_that_the_system_does_not_take():
     refused("./" + "x" * 300, "neither a folder nor a file")
 
 
-@pytest.mark.parametrize("name", ["pt", "npcache", "bitsandbytes", "sharded_state", "runai_streamer", "mistral", "x"])
+@pytest.mark.parametrize("name", ["npcache", "bitsandbytes", "sharded_state", "runai_streamer", "mistral", "x"])
 def test_other_load_formats_are_refused_by_name(tmp_path: Path, name: str):
     refused(tmp_path, f"load_format={name!r}", "safetensors", parameter="load_format", load_format=name)
 

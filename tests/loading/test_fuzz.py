@@ -18,9 +18,11 @@ from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.names import check_names
 from jaxllm.loading.safetensors import SafetensorsFile
+from jaxllm.loading.torch_files.archive import TorchFile
 from jaxllm.models import ModelSpecs
 from jaxllm.resolve.checkpoint_settings import read_model_config
 from tests.loading.files import Q8_0, gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
+from tests.loading.torch_writer import program, storage_of, tensor, zip_bytes
 
 pytestmark = pytest.mark.loading
 
@@ -28,6 +30,9 @@ SLACK_BYTES = 1 << 20
 NUM_EXAMPLES = 150
 
 SAFETENSORS = safetensors_bytes({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.int8)})
+TORCH = (Path(__file__).resolve().parents[1] / "data/torch/tensors.bin").read_bytes()
+FLOATS = storage_of(np.zeros(6, np.float32), "0")
+TORCH_PICKLE = program({"a": tensor(FLOATS, (2, 3)), "b": tensor(FLOATS._replace(key="1"), (3, 2), (1, 3))})
 GGUF = gguf_bytes(
     llama_metadata() | {"tokenizer.ggml.tokens": ["a", "bc"], "tokenizer.ggml.scores": [0.0, -1.0]},
     gguf_f32({"token_embd.weight": np.ones((6, 8)), "rope_freqs.weight": np.ones(2)})
@@ -60,6 +65,13 @@ def mutated(draw: st.DrawFn, valid: bytes) -> bytes:
 
 def read_safetensors(path: Path) -> None:
     file = SafetensorsFile(path)
+    for name in file.entries:
+        np.array(file.read(name))
+        file.release(name)
+
+
+def read_torch(path: Path) -> None:
+    file = TorchFile(path)
     for name in file.entries:
         np.array(file.read(name))
         file.release(name)
@@ -106,6 +118,20 @@ def test_safetensors(data: bytes):
     survives(read_safetensors, data, len(data) + SLACK_BYTES)
 
 
+@settings(max_examples=2 * NUM_EXAMPLES)
+@given(data=mutated(TORCH))
+def test_torch_files(data: bytes):
+    survives(read_torch, data, len(data) + SLACK_BYTES)
+
+
+@settings(max_examples=2 * NUM_EXAMPLES)
+@given(data=mutated(TORCH_PICKLE))
+def test_pickles_of_torch_files(data: bytes):
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ValueError):
+        (path := Path(folder) / "x.bin").write_bytes(zip_bytes(data, {str(i): bytes(24) for i in range(3)}))
+        read_torch(path)
+
+
 @settings(max_examples=NUM_EXAMPLES)
 @given(data=st.one_of(st.binary(max_size=200).map(lambda rest: b"GGUF\3\0\0\0" + rest), mutated(GGUF)))
 def test_gguf(data: bytes):
@@ -122,6 +148,7 @@ def test_gguf_as_a_model(data: bytes):
 def test_the_files_that_are_mutated_are_valid(tmp_path: Path):
     for name, data, read in (
         ("a", SAFETENSORS, read_safetensors),
+        ("a", TORCH, read_torch),
         ("b", GGUF, read_gguf),
         ("b", GGUF, read_gguf_model),
     ):

@@ -16,6 +16,7 @@ import pytest
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata, safetensors_bytes
 from tests.loading.gguf_vision_files import text_file, tower_file
 from tests.loading.hub_server import COMMIT, HubServer, serving
+from tests.loading.torch_writer import torch_bytes
 
 pytestmark = pytest.mark.loading
 
@@ -33,6 +34,7 @@ CLUTTER = {
     "original/model.safetensors": b"x",
     "onnx/model.onnx": b"x",
 }
+TORCH = torch_bytes({"a": np.arange(3, dtype=np.float32)})
 REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
     "org/single": {
         "config.json": CONFIG,
@@ -48,7 +50,14 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
         SHARD_NAMES[1]: safetensors_bytes({"b": np.ones(3, np.float16)}),
         "consolidated.safetensors": b"x" * 10_000,
     },
-    "org/bin": {"config.json": CONFIG, "pytorch_model.bin": b"x"},
+    "org/bin": {"config.json": CONFIG, "pytorch_model.bin": TORCH},
+    "org/flax": {"config.json": CONFIG, "flax_model.msgpack": b"x"},
+    "org/bins": {
+        "config.json": CONFIG,
+        "pytorch_model.bin.index.json": b'{"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}',
+        "pytorch_model-00001-of-00001.bin": TORCH,
+        "pytorch_model.bin": b"x",
+    },
     "org/gated": {"config.json": CONFIG, "model.safetensors": safetensors_bytes({"a": np.ones(2, np.float32)})},
     "org/gguf": {"m.Q4_K_M.gguf": GGUF, "m.Q8_0.gguf": GGUF[:50]},
     "org/parts": {
@@ -156,6 +165,18 @@ def test_only_the_files_needed_are_fetched(tmp_path: Path):
     assert list((tmp_path / "own").rglob("model.safetensors"))
 
 
+def test_pytorch_files(tmp_path: Path):
+    with serving(REPOSITORIES) as server:
+        calls: list[Call] = [("org/bin", {}, True), ("org/bins", {}, True)]
+        whole, indexed, none = client(server, tmp_path, [*calls, ("org/sharded", {"load_format": "pt"}, False)])
+        assert whole["sums"] == indexed["sums"] == {"a": 3.0}
+        assert "no pytorch_model.bin and no index of several; it has" in none["error"]
+        server.requests.clear()
+        assert client(server, tmp_path, calls) == [whole, indexed]
+        assert received(server) == {}
+    assert client(None, tmp_path, calls, HF_HUB_OFFLINE="1") == [whole, indexed]
+
+
 def test_a_config_alone(tmp_path: Path):
     options = {"config_only": True}
     calls: list[Call] = [("org/single", options, False), ("org/gguf", options, False), ("org/absent", options, False)]
@@ -203,7 +224,7 @@ def test_errors_say_what_to_do(tmp_path: Path):
         ("org/gated", {}, False),
         ("org/gated", {"token": "hf_wrong"}, False),
         ("org/single", {"revision": "nope"}, False),
-        ("org/bin", {}, False),
+        ("org/flax", {}, False),
         ("not a/hub id", {}, False),
         ("org/gated", {"token": HubServer.TOKEN}, True),
     ]
@@ -218,7 +239,7 @@ def test_errors_say_what_to_do(tmp_path: Path):
             assert words in error["error"]
     assert revision["parameter"] == "revision"
     assert "'nope'" in revision["error"]
-    assert "pytorch_model.bin" in other["error"]
+    assert "flax_model.msgpack" in other["error"]
     assert "no hub id" in invalid["error"]
     assert allowed["sums"] == {"a": 2.0}
 

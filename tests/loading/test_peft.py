@@ -84,7 +84,7 @@ def test_a_rank_above_the_largest(tmp_path: Path):
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({}, "adapter_model.safetensors has no tensors"),
+        ({}, "it has no tensors"),
         ({f"{Q}.lora_A.weight": (4, 6)}, "has only lora_A"),
         ({f"{Q}.lora_A.weight": (4, 6), f"{Q}.lora_B.weight": (5, 3)}, r"\[4, 6\] and lora_B \[5, 3\]"),
         ({f"{Q}.lora_A.weight": (4, 6, 1), f"{Q}.lora_B.weight": (5, 4)}, "do not fit each other"),

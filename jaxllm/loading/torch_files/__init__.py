@@ -1,0 +1,1 @@
+"""Read the files of torch.save without PyTorch: pytorch_model.bin, in one file or several with an index."""
