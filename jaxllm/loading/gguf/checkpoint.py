@@ -24,6 +24,7 @@ from jaxllm.loading.gguf.layouts import find_layouts
 from jaxllm.loading.gguf.names import Source, find_sources, find_zeros
 from jaxllm.loading.gguf.split_files import open_gguf
 from jaxllm.loading.gguf.vision import VISION_ARCHITECTURES, VisionFile
+from jaxllm.loading.sentence_transformers import Module, SentenceFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -51,6 +52,7 @@ class GGUFCheckpoint(Checkpoint):
             special = gguf_config.special_tokens(self._file)
             self.config = gguf_config.hf_config(self._file, special)
             self.generation_config = gguf_config.generation_config(special)
+            self.sentence_files = _sentence_files(gguf_config.pooling_mode(self._file), self.source)
             self._layouts = find_layouts(self._file.tensors, self._arch, self.config)
         except (OSError, ValueError) as error:
             raise VLLMValidationError(f"{path}: {error}.", parameter="model", value=self.source) from error
@@ -200,7 +202,7 @@ class GGUFCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str:
         # The digest covers the code that reads the tokenizer.
         digest = hashlib.sha256(self._file.metadata_digest().encode())
-        for name in ("file.py", "special_tokens.py", "text_splitting.py", "tokenizer.py"):
+        for name in ("file.py", "special_tokens.py", "text_splitting.py", "tokenizer.py", "word_pieces.py"):
             digest.update(Path(__file__).with_name(name).read_bytes())
         return digest.hexdigest()
 
@@ -224,6 +226,14 @@ class GGUFCheckpoint(Checkpoint):
             shape[-2:] = shape[:-3:-1]
         dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
         return TensorInfo(tuple(shape), dtype.name, num_bytes)
+
+
+def _sentence_files(mode: str | None, source: str) -> SentenceFiles | None:
+    """Return sentence-transformers' settings of a model that embeds by a mode of pooling; llama.cpp's have length 1."""
+    if mode is None:
+        return None
+    pooling = Module("Pooling", "1_Pooling", {"pooling_mode": mode})
+    return SentenceFiles(source, (Module("Transformer", ""), pooling, Module("Normalize", "2_Normalize")))
 
 
 def _open_towers(paths: Sequence[Path]) -> tuple[list[VisionFile], list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.names import ATTENTION, MLP, has_biases
 from jaxllm.loading.gguf.settings.dense import dense_config
+from jaxllm.loading.gguf.settings.encoders import bert_config
 from jaxllm.loading.gguf.settings.gemma4 import gemma4_config
 from jaxllm.loading.gguf.settings.latents import deepseek_config
 from jaxllm.loading.gguf.settings.moe import expert_config
@@ -61,12 +62,15 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM"),
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
+    "bert": ("bert", "BertModel"),
     "hunyuan-moe": ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
 }
 """HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral. A vision tower is in another
 file, and makes a Qwen-VL or a Gemma 3 another model.
 """
 
+_POOLING_MODES: Mapping[int, str] = {1: "mean", 2: "cls", 3: "lasttoken"}
+"""sentence-transformers' name of each of llama.cpp's types of pooling."""
 _VARYING_ARCHITECTURES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 """Architectures whose files hold the widths and heads of each layer, 0 in layers without."""
 
@@ -112,6 +116,11 @@ def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
     family = _family_config(file, arch, numbers, config)
     family |= expert_config(file, arch, numbers, config) | recurrent_config(file, arch, numbers, config)
     return config | family
+
+
+def pooling_mode(file: GGUFFile) -> str | None:
+    """Return sentence-transformers' name of how states become an embedding; None for a model that does not embed."""
+    return _POOLING_MODES.get(Numbers(file, architecture(file)).whole("pooling_type", 0))
 
 
 def generation_config(special: SpecialTokens) -> dict[str, Any]:
@@ -184,6 +193,8 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
         return gemma4_config(file, numbers, config)
     if arch == "deepseek2":
         return deepseek_config(file, numbers, config)
+    if arch == "bert":
+        return bert_config(file, numbers)
     if arch == "gpt2":
         epsilon = numbers.number("attention.layer_norm_epsilon", 1e-5)
         return {"n_inner": config["intermediate_size"], "layer_norm_epsilon": epsilon}

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, SpecialTokens, read_special_tokens
 from jaxllm.loading.gguf.text_splitting import SPLITTINGS, Splitting
+from jaxllm.loading.gguf.word_pieces import frame_tokens, spell, word_pieces
 from jaxllm.loading.hf import PreTrainedTokenizerFast
 
 _SPACE = "\u2581"
@@ -35,6 +36,8 @@ def build_tokenizer(file: GGUFFile) -> _GGUFTokenizer:
     tokens = file.strings(PREFIX + "tokens")
     special = read_special_tokens(file, tokens, len(tokens))
     kind = file.value(PREFIX + "model", str, "")
+    if kind == "bert":
+        return _bert_tokenizer(file, tokens, special)
     adds_bos = file.value(PREFIX + "add_bos_token", bool)
     if kind == "gpt2":
         splitting = _splitting(file)
@@ -47,7 +50,8 @@ def build_tokenizer(file: GGUFFile) -> _GGUFTokenizer:
         adds_bos = kind == "gemma4" or adds_bos is None or adds_bos
     else:
         raise ValueError(
-            f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM) are"
+            f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM), and bert "
+            "(WordPiece) are"
         )
     # Files lack this setting of Phi-3's own tokenizer; llama.cpp detects the model by name too.
     strips = any(name in file.value("general.name", str, "").lower() for name in ("phi-3", "phi3"))
@@ -60,6 +64,22 @@ def build_tokenizer(file: GGUFFile) -> _GGUFTokenizer:
         clean_up_tokenization_spaces=False,
         chat_template=_chat_template(file),
         **texts,
+    )
+
+
+def _bert_tokenizer(file: GGUFFile, tokens: Sequence[str], special: SpecialTokens) -> _GGUFTokenizer:
+    """Build BERT's tokenizer, which puts each text between two tokens."""
+    types = _token_types(file, len(tokens), special)
+    spelled = spell(tokens, types)
+    if "unk" not in special.roles:
+        raise ValueError(f"the file has no {PREFIX}unknown_token_id")
+    texts = {f"{role}_token": spelled[special.roles[role]] for role in ("unk", "pad") if role in special.roles}
+    frame = frame_tokens(file, spelled)
+    tokenizer = _checked(lambda: word_pieces(file, spelled, texts["unk_token"], frame))
+    _add_whole_tokens(tokenizer, spelled, types, strips=False)
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    return _GGUFTokenizer(
+        backend=tokenizer, model_input_names=names, clean_up_tokenization_spaces=False, **texts, **frame
     )
 
 
@@ -76,7 +96,7 @@ def _byte_level(file: GGUFFile, tokens: Sequence[str], splitting: Splitting) -> 
     """Build a GPT-2 style BPE, whose alphabet spells every byte as a printable character."""
     vocab, merges = _vocabulary(tokens), _stored_merges(file)
     tokenizer = _checked(lambda: Tokenizer(models.BPE(vocab, merges, ignore_merges=splitting.ignore_merges)))
-    if splitting.compose:
+    if splitting.compose or file.value(PREFIX + "normalizer.nfc", bool, False):
         tokenizer.normalizer = normalizers.NFC()
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in splitting.patterns]
     prefix = file.value(PREFIX + "add_space_prefix", bool, False)
