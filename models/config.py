@@ -230,6 +230,16 @@ class Pooling:
         return 1 if self.is_difference else self.head[-1].size if self.head else hidden_size
 
 
+class Factors(NamedTuple):
+    """The factors on the input of a part of a layer, and on its output as it is added to the residual stream."""
+
+    taken: float = 1.0
+    added: float = 1.0
+
+
+_NO_FACTORS = Factors()
+
+
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
     """One layer of a model. Layers with equal specs have weights of equal shapes, and share a loop's body."""
@@ -259,9 +269,13 @@ class LayerSpec:
     latents with their rotated part."""
     state: StateSpec | None = None
     """The recurrence in place of attention, with a state of fixed size; None for attention. With it, the sizes of
-    attention have no meaning."""
+    attention have no meaning, unless the layer `attends_too`."""
+    attends_too: bool = False
+    """Attention runs beside the recurrent state; both take the same normed input, and both outputs are added."""
     output_gate: bool = False
     """The output of attention is multiplied by the sigmoids of a gate, which is projected as queries are."""
+    gate_by_head: bool = False
+    """The gate has one number for each head, instead of as many as the head has."""
     query_scaling: QueryScaling | None = None
     """A factor on queries, besides `scale`, that depends on the position; None for no such factor."""
     soft_cap: float | None = None
@@ -299,6 +313,10 @@ class LayerSpec:
     """With `parallel`, the MLP's input is normed by attention's norm instead of its own."""
     residual_scale: float = 1.0
     """The factor on the outputs of attention and MLP, as they are added to the residual stream."""
+    attention_factors: Factors = _NO_FACTORS
+    state_factors: Factors = _NO_FACTORS
+    mlp_factors: Factors = _NO_FACTORS
+    """Factors of single parts, besides `residual_scale`."""
     sinks: bool = False
     """Each query head has an attention sink: a learned score in its softmax that has no value."""
     has_mixer: bool = True
@@ -333,6 +351,11 @@ class LayerSpec:
             raise ValueError(f"{shape} do not fit latent attention, which has 1 of size {self.latent.key_dim}")
         if self.window is not None and self.attention_chunk is not None:
             raise ValueError(f"a layer has a window of {self.window} and chunks of {self.attention_chunk} tokens")
+
+    @property
+    def attends(self) -> bool:
+        """Return whether the layer has attention, alone or beside a recurrent state."""
+        return self.has_mixer and (self.state is None or self.attends_too)
 
     @property
     def rope_dim(self) -> int:

@@ -28,7 +28,7 @@ class Heads(NamedTuple):
     sinks_n: Array | None = None
     """The attention sink of each query head, if the layer has them."""
     gate_tnh: Array | None = None
-    """The gate, if the layer has one: the output is multiplied by its sigmoids."""
+    """The gate, if the layer has one: the output is multiplied by its sigmoids. Its last axis may have one entry."""
     scales_2h: tuple[Array, Array] | None = None
     """The scales of the norms of queries and of keys, if the norms come after the rotation."""
 
@@ -49,6 +49,13 @@ class LatentHeads(NamedTuple):
         if rope is not None:
             q_tnr, k_t1r = rotate(q_tnr, rope), rotate(k_t1r, rope)
         return jnp.concatenate((self.q_tnl, q_tnr), -1), jnp.concatenate((self.latents_tl, k_t1r[:, 0]), -1)
+
+
+class Beside(NamedTuple):
+    """The inputs of attention and of a recurrent state that are side by side in a layer; or the outputs of the two."""
+
+    attention: Any
+    state: Any
 
 
 type Lent = dict[int, tuple[Array, Array]]
@@ -92,7 +99,7 @@ class LayerBody(NamedTuple):
     project: Callable[[Any, Array], Any]
     """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d], and returns the input of
     `attend`:
-    `Heads`, `LatentHeads`, or the inputs of a layer with recurrent state."""
+    `Heads`, `LatentHeads`, or the inputs of a layer with recurrent state; `Beside` if it has both."""
     attend: Callable[[Any, Cached, Array | int], tuple[Array | None, Cached]]
     """It takes the layer's index among those of its kind, and returns [t, n, h] and the new state of attention. In a
     layer

@@ -20,7 +20,7 @@ from .config import FeatureSpec
 from .inputs import MediaTokens, SharedInputs, TokenBatch, attention_inputs, embed_media, with_row_ends
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, pooled_states
-from .loop import Cached, LayerBody, LayerLoop, Lent, pick, run_layers
+from .loop import Beside, Cached, LayerBody, LayerLoop, Lent, pick, run_layers
 from .params import array_specs
 from .rope import query_scale, rope_table
 from .specs import ModelSpecs
@@ -201,8 +201,6 @@ class Model:
         """Return the computation of a kind's layers in a step."""
         plan = self.plan
         spec = plan.kinds[kind]
-        group, places = plan.cache_layers(kind) if spec.has_mixer else (0, ())
-        num_layers = plan.depth(list(plan.groups)[group])
 
         def layer(weights: _Params) -> Any:
             return nnx.merge(
@@ -211,30 +209,16 @@ class Model:
 
         # Profiles show the parts of a step under these names.
         @jax.named_scope("attend")
-        def attend(heads: Any, cached: Cached, index: Array | int) -> tuple[Array | None, Cached]:
+        def attend(inputs: Any, cached: Cached, index: Array | int) -> tuple[Any, Cached]:
             if not spec.has_mixer:
                 return None, cached
-            pools, lent = cached
-            where = {"layer": pick(places, index), "num_layers": num_layers}
-            if spec.state is not None:
-                layer_of = {"spec": spec, "cfg": self.config, **where}
-                out, pool = step.attention[group](heads, pools[group], step.batches[group], **layer_of)
-                return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
-            # The cache has borrowed keys and values already, and those of an encoder's frames, whose last ones stand in
-            # for the step's tokens; writing them again changes nothing.
-            if spec.is_cross:
-                slots_t = step.batches[group].slots_t
-                attention: Any = step.attention[group]
-                held = attention.read(pools[group], slots_t, **where)
-                heads = heads._replace(k_tkh=held[0], v_tkh=held[1])
-            keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
-            arrays, settings = attention_inputs(heads, keys_values, spec, step)
-            settings = {"scale": spec.scale, **where, **settings}
-            attended_tnh, pool = step.attention[group](*arrays, pools[group], step.batches[group], **settings)
-            if spec.output_gate:
-                attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
-            lent = {each: keys_values if each == group else held for each, held in lent.items()}
-            return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
+            if spec.state is None:
+                return self._attend(kind, step, inputs, cached, index)
+            if not spec.attends_too:
+                return self._recur(kind, step, inputs, cached, index)
+            attended_tnh, cached = self._attend(kind, step, inputs.attention, cached, index)
+            out, cached = self._recur(kind, step, inputs.state, cached, index)
+            return Beside(attended_tnh, out), cached
 
         @jax.named_scope("finish")
         def finish(weights: _Params, x_td: Array, attended_tnh: Array, index: Array | int) -> Array:
@@ -245,6 +229,41 @@ class Model:
             return x_td + step.slices_ktd[pick(plan.layers_of[kind], index)]
 
         return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
+
+    def _attend(
+        self, kind: int, step: SharedInputs, heads: Any, cached: Cached, index: Array | int
+    ) -> tuple[Array, Cached]:
+        """Attend in the layer at an index of a kind."""
+        plan, spec = self.plan, self.plan.kinds[kind]
+        pools, lent = cached
+        group, places = plan.cache_layers(kind)
+        where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
+        # The cache has borrowed keys and values already, and those of an encoder's frames, whose last ones stand in
+        # for the step's tokens; writing them again changes nothing.
+        if spec.is_cross:
+            slots_t = step.batches[group].slots_t
+            attention: Any = step.attention[group]
+            held = attention.read(pools[group], slots_t, **where)
+            heads = heads._replace(k_tkh=held[0], v_tkh=held[1])
+        keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
+        arrays, settings = attention_inputs(heads, keys_values, spec, step)
+        settings = {"scale": spec.scale, **where, **settings}
+        attended_tnh, pool = step.attention[group](*arrays, pools[group], step.batches[group], **settings)
+        if spec.output_gate:
+            attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
+        lent = {each: keys_values if each == group else held for each, held in lent.items()}
+        return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
+
+    def _recur(
+        self, kind: int, step: SharedInputs, inputs: Any, cached: Cached, index: Array | int
+    ) -> tuple[Array, Cached]:
+        """Run tokens through the recurrent state of the layer at an index of a kind."""
+        plan, (pools, lent) = self.plan, cached
+        group, places = plan.cache_layers(kind, of_state=True)
+        where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
+        layer_of = {"spec": plan.kinds[kind], "cfg": self.config, **where}
+        out, pool = step.attention[group](inputs, pools[group], step.batches[group], **layer_of)
+        return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
 
     @jax.named_scope("logits")
     def logits(self, params: _Params, hidden_sd: Array, num_rows: Array | int) -> Array:

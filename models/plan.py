@@ -90,8 +90,8 @@ class LayerPlan:
         groups: dict[CacheGroup, tuple[int, ...]] = {}
         for number, layer in enumerate(self.layers):
             if layer.has_mixer and not layer.borrows_kv:
-                group = group_of(layer)
-                groups[group] = (*groups.get(group, ()), number)
+                for group in _groups_of(layer):
+                    groups[group] = (*groups.get(group, ()), number)
         return dict(sorted(groups.items(), key=lambda item: (item[0].state is not None, item[0].is_cross)))
 
     @cached_property
@@ -122,13 +122,13 @@ class LayerPlan:
         """
         return len(self.groups[group]) if group.causal else 1
 
-    def cache_layers(self, kind: int) -> tuple[int, tuple[int, ...]]:
-        """Return the index of a kind's cache group, and its layers' indices in the group.
+    def cache_layers(self, kind: int, *, of_state: bool = False) -> tuple[int, tuple[int, ...]]:
+        """Return the index of the cache group of a kind's attention or recurrent state, and its layers' indices in it.
 
         A layer that borrows keys and values has the index of the layer that computes them. Layers that are not causal
         share one index, see `depth`.
         """
-        group = group_of(self.kinds[kind])
+        group = state_group_of(self.kinds[kind]) if of_state else group_of(self.kinds[kind])
         members = self.groups[group]
         if not group.causal:
             return list(self.groups).index(group), (0,) * len(self.layers_of[kind])
@@ -141,10 +141,19 @@ class LayerPlan:
         return tuple(_segments([Run(kind, len(list(run))) for kind, run in itertools.groupby(self.sequence)]))
 
 
+def _groups_of(layer: LayerSpec) -> list[CacheGroup]:
+    """Return the cache groups of a layer: that of its attention and that of its recurrent state, if it has these."""
+    of_attention = [group_of(layer)] if layer.attends else []
+    return of_attention if layer.state is None else [*of_attention, state_group_of(layer)]
+
+
+def state_group_of(layer: LayerSpec) -> CacheGroup:
+    """Return the cache group of a layer's recurrent state."""
+    return CacheGroup(0, 0, 0, None, None, True, state=layer.state)
+
+
 def group_of(layer: LayerSpec) -> CacheGroup:
-    """Return the cache group of a layer."""
-    if layer.state is not None:
-        return CacheGroup(0, 0, 0, None, None, True, state=layer.state)
+    """Return the cache group of a layer's attention."""
     return CacheGroup(
         layer.num_heads,
         layer.num_kv_heads,

@@ -160,8 +160,10 @@ def read_rope_type(settings: Mapping[str, Any]) -> Any:
 
 def read_ropes_by_type(
     hf: Mapping[str, Any], layer_types: tuple[str, ...], full_theta: Any, sliding_theta: Any
-) -> tuple[tuple[RopeConfig, ...], tuple[int, ...]]:
+) -> tuple[tuple[RopeConfig, ...], tuple[int | None, ...]]:
     """Return a RoPE table for each layer type in use, and each layer's index; the thetas stand in for missing ones.
+
+    The index is None for layers of other types than those of attention.
 
     Scaling under the old key, rope_scaling, applies to full attention only.
     """
@@ -175,7 +177,7 @@ def read_ropes_by_type(
     settings["sliding_attention"].setdefault("rope_theta", sliding_theta)
     kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
     ropes = tuple(read_typed_rope(hf, settings[kind]) for kind in kinds)
-    return ropes, tuple(kinds.index(kind) for kind in layer_types)
+    return ropes, tuple(kinds.index(kind) if kind in kinds else None for kind in layer_types)
 
 
 def read_typed_rope(hf: Mapping[str, Any], settings: Mapping[str, Any]) -> RopeConfig:

@@ -12,12 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from pallas_kernels.recurrent_state import StateBatch, causal_conv, gated_delta, state_space
+from pallas_kernels.recurrent_state import StateBatch, causal_conv, gated_delta, selective_scan, state_space
 from pallas_kernels.recurrent_state.causal_conv import CausalConv, ConvShape
 from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaShape
+from pallas_kernels.recurrent_state.selective_scan import SelectiveScan, SelectiveScanShape
 from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape
 
-from .state_specs import ConvSpec, DeltaSpec, ScanSpec, StateSpec
+from .state_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec, StateSpec
 
 
 class StatePools(NamedTuple):
@@ -29,7 +30,7 @@ class StatePools(NamedTuple):
     conv: Any
     """Its last axis is channels."""
     scan: Any
-    """Its second axis is heads; None if a layer is a convolution alone."""
+    """Its second axis is heads, or parts of the channels; None if a layer is a convolution alone."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class StateOps:
     """The ops of a group of layers with recurrent state, on one device."""
 
     conv: CausalConv
-    scan: GatedDelta | StateSpace | None = None
+    scan: GatedDelta | StateSpace | SelectiveScan | None = None
 
     @property
     def _all(self) -> StatePools:
@@ -108,6 +109,9 @@ def pick_state_ops(
             heads, groups = spec.num_heads // num_devices, spec.num_groups // num_devices
             space = StateSpaceShape(heads, spec.head_dim, groups, spec.state_dim, dtype)
             return StateOps(conv, pick(state_space, space))
+        case SelectiveSpec():
+            scan = SelectiveScanShape(spec.num_channels // num_devices, spec.state_dim, dtype)
+            return StateOps(conv, pick(selective_scan, scan))
 
 
 class Recur(NamedTuple):

@@ -73,6 +73,12 @@ class ScanSpec:
     conv_bias: bool = True
     bias: bool = False
     """The projections into the layer and out of it add biases."""
+    has_norm: bool = True
+    """The output is normed."""
+    norms_before_gate: bool = False
+    """The norm comes before the gate, instead of behind it."""
+    factors: tuple[float, ...] = (1.0,) * 5
+    """The factors on the projected gate, x, b, c and time steps."""
     dt_limits: tuple[float, float] = (0.0, math.inf)
     """The least and the greatest time step."""
 
@@ -104,4 +110,34 @@ class ScanSpec:
         return None
 
 
-type StateSpec = DeltaSpec | ConvSpec | ScanSpec
+@dataclass(frozen=True, kw_only=True)
+class SelectiveSpec:
+    """A layer of Mamba: a short convolution of x, from which time steps, b and c are projected, a scan, and a gate."""
+
+    num_channels: int
+    state_dim: int
+    """The numbers of a channel's state."""
+    dt_rank: int
+    """The size of the latent from which time steps are projected."""
+    conv_size: int
+    """The number of tokens that the convolution covers, including the current one."""
+    conv_bias: bool = True
+    bias: bool = False
+    """The projections into the layer and out of it add biases."""
+    norm_eps: float | None = None
+    """The epsilon of the norms of the latent, of b and of c; None if they are not normed."""
+    norm_scales: bool = False
+    """These norms have scales."""
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Return the bytes of a sequence's state; `itemsize` is that of the model's dtype."""
+        return self.num_channels * ((self.conv_size - 1) * itemsize + 4 * self.state_dim)
+
+    def shard_refusal(self, num_devices: int) -> str | None:
+        """Return the reason why its channels cannot be divided among the devices, or None if they can."""
+        if self.num_channels % num_devices:
+            return f"its {self.num_channels} channels of state spaces do not divide"
+        return None
+
+
+type StateSpec = DeltaSpec | ConvSpec | ScanSpec | SelectiveSpec

@@ -232,6 +232,13 @@ def _recurrent(op: str, **pool_specs: str) -> Implementations:
 
 GATED_DELTA = _recurrent("gated_delta", cpu="cpu_pool_spec")
 STATE_SPACE = _recurrent("state_space", cpu="cpu_pool_spec")
+SELECTIVE_SCAN: Implementations = {
+    "xla": Implementation(
+        None,
+        "recurrent_state.selective_scan.xla:xla_selective_scan",
+        pool_spec="recurrent_state.selective_scan.shape:pool_spec",
+    )
+}
 CAUSAL_CONV = _recurrent("causal_conv", tpu="tpu_pool_spec")
 
 

@@ -180,7 +180,7 @@ def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) ->
 
 def _repeated(layer: LayerSpec, times: int) -> LayerSpec:
     """Return a layer with each kv head repeated `times` times; latents are the same on all devices."""
-    if layer.latent is not None or layer.state is not None:
+    if layer.latent is not None or not layer.attends:
         return layer
     return replace(layer, num_kv_heads=layer.num_kv_heads * times, kv_repeats=times)
 

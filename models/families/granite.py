@@ -14,9 +14,8 @@ from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, require
 from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers
-from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES
-from .mamba import read_time_limits, renamed_layer_types, scan_names
+from .mamba import read_scan, renamed_layer_types, scan_names
 
 _LAYER_TYPES = ("linear_attention", "full_attention")
 _SHARED = "{body}layers.{l}.shared_mlp."
@@ -68,7 +67,7 @@ def _granite_hybrid_config(hf: Mapping[str, Any]) -> ModelConfig:
     is_rotated = hf.get("position_embedding_type") is not None and (
         read_choice(hf, "position_embedding_type", ("rope", "nope"), "nope") == "rope"
     )
-    scan = _read_scan(hf)
+    scan = read_scan(hf)
     has_state = [kind == "linear_attention" for kind in _read_layer_types(hf)]
     if all(has_state):
         raise ValueError("layer_types has no layer of attention, which is not supported")
@@ -117,24 +116,6 @@ def _read_layer_types(hf: Mapping[str, Any]) -> tuple[str, ...]:
     kinds = hf.get("layer_types", hf.get("layers_block_type"))
     return read_layer_types(
         {"layer_types": renamed_layer_types(kinds)}, _LAYER_TYPES[:1] * read_num_layers(hf), _LAYER_TYPES
-    )
-
-
-def _read_scan(hf: Mapping[str, Any]) -> ScanSpec:
-    num_heads, inner = read_int(hf, "mamba_n_heads"), read_int(hf, "mamba_expand") * read_int(hf, "hidden_size")
-    stored = hf.get("mamba_d_head")
-    head_dim = inner // num_heads if stored in (None, "auto") else read_int(hf, "mamba_d_head")
-    if num_heads * head_dim != inner:
-        raise ValueError(f"mamba_n_heads is {num_heads}, of {head_dim} numbers each (mamba_d_head), expected {inner}")
-    return ScanSpec(
-        num_heads=num_heads,
-        head_dim=head_dim,
-        num_groups=read_int(hf, "mamba_n_groups"),
-        state_dim=read_int(hf, "mamba_d_state"),
-        conv_size=read_int(hf, "mamba_d_conv"),
-        conv_bias=read_bool(hf, "mamba_conv_bias"),
-        bias=read_bool(hf, "mamba_proj_bias"),
-        dt_limits=read_time_limits(hf),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ _LAYER_TYPES = ("conv", "full_attention")
 _GATES = Fused(("gate_in", "gate_out", "x"))
 _GATE_BIASES = Fused(("gate_in_bias", "gate_out_bias", "x_bias"))
 
-_LFM2_NAMES = MappingProxyType(
+LFM2_NAMES = MappingProxyType(
     {
         **LLAMA_NAMES,
         "final_norm.scale": TensorName("{body}embedding_norm.weight", "d -> d"),
@@ -50,7 +50,7 @@ _LFM2_NAMES = MappingProxyType(
 _EXPERT = _FEED_FORWARD + "experts.{e}."
 _LFM2_MOE_NAMES = MappingProxyType(
     {
-        **_LFM2_NAMES,
+        **LFM2_NAMES,
         "layers.mlp.router.weight": TensorName(_FEED_FORWARD + "gate.weight", "e d -> e d"),
         "layers.mlp.router.correction": TensorName(_FEED_FORWARD + "expert_bias", "e -> e"),
         "layers.mlp.experts.gate": TensorName(_EXPERT + "w1.weight", "f d -> f d"),
@@ -84,7 +84,7 @@ _MOE_DEFAULTS: dict[str, Any] = DEFAULTS | {
 def _lfm2_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an LFM2 config.json."""
     hf = DEFAULTS | dict(hf)
-    return _read(hf, "Lfm2ForCausalLM", _mlp_width(hf), {})
+    return _read(hf, "Lfm2ForCausalLM", intermediate_size=_mlp_width(hf))
 
 
 def _lfm2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -102,14 +102,26 @@ def _lfm2_moe_config(hf: Mapping[str, Any]) -> ModelConfig:
     )
     num_dense = read_int(hf, "num_dense_layers", minimum=0)
     experts = [None if layer < num_dense else moe for layer in range(read_num_layers(hf))]
-    return _read(hf, "Lfm2MoeForCausalLM", read_int(hf, "intermediate_size"), {"moe": experts})
+    return _read(hf, "Lfm2MoeForCausalLM", layers={"moe": experts})
 
 
-def _read(hf: Mapping[str, Any], architecture: str, width: int, layers: Mapping[str, Any]) -> ModelConfig:
+def _read(hf: Mapping[str, Any], architecture: str, **fields: Any) -> ModelConfig:
     num_layers = read_num_layers(hf)
     attends = range(num_layers) if hf.get("full_attn_idxs") is None else read_ints(hf, "full_attn_idxs")
     default = tuple(_LAYER_TYPES[layer in attends] for layer in range(num_layers))
-    has_state = [kind == "conv" for kind in read_layer_types(hf, default, _LAYER_TYPES)]
+    types = read_layer_types(hf, default, _LAYER_TYPES)
+    rope = [None if kind == "conv" else 0 for kind in types]
+    layers = {"rope": rope, **fields.pop("layers", {})}
+    return read_hybrid(hf, types, architecture=architecture, layers=layers, **fields)
+
+
+def read_hybrid(
+    hf: Mapping[str, Any], types: Sequence[str], *, layers: Mapping[str, Any], **fields: Any
+) -> ModelConfig:
+    """Read the fields that the LFM families share; layers of the type "conv" are short convolutions.
+
+    `layers` and `fields` are further ones, as `read_decoder` takes them.
+    """
     conv = ConvSpec(
         num_channels=read_int(hf, "hidden_size"),
         conv_size=read_int(hf, "conv_L_cache"),
@@ -117,17 +129,12 @@ def _read(hf: Mapping[str, Any], architecture: str, width: int, layers: Mapping[
     )
     return read_decoder(
         hf,
-        architecture=architecture,
-        intermediate_size=width,
         norm_eps=read_float(hf, "norm_eps"),
         # Older configs have this key.
         tie_word_embeddings=read_bool(hf, "tie_embedding", read_bool(hf, "tie_word_embeddings")),
         qk_norm=True,
-        layers={
-            "state": [conv if each else None for each in has_state],
-            "rope": [None if each else 0 for each in has_state],
-            **layers,
-        },
+        layers={"state": [conv if kind == "conv" else None for kind in types], **layers},
+        **fields,
     )
 
 
@@ -142,6 +149,6 @@ def _mlp_width(hf: Mapping[str, Any]) -> int:
 
 
 FAMILIES = {
-    "Lfm2ForCausalLM": Family(config_from_hf=_lfm2_config, names=_LFM2_NAMES),
+    "Lfm2ForCausalLM": Family(config_from_hf=_lfm2_config, names=LFM2_NAMES),
     "Lfm2MoeForCausalLM": Family(config_from_hf=_lfm2_moe_config, names=_LFM2_MOE_NAMES),
 }

@@ -26,10 +26,12 @@ class Attention(nnx.Module):
             Part("v", "kv_heads", k),
         )
         self.heads = heads[: 1 if spec.borrows_kv else 2 if spec.k_is_v else 3]
-        if spec.output_gate:
+        if spec.output_gate and not spec.gate_by_head:
             self.heads = (*self.heads, Part("gate", "heads", n))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
         self.o = declare((d, n * h), ("embed", "heads"), dtype, 1)
+        if spec.output_gate and spec.gate_by_head:
+            self.gate = declare((n, d), ("heads", "embed"), dtype, 1)
         if spec.qkv_bias:
             self.biased = tuple(part for part in self.heads if spec.k_bias or part.name != "k")
             biases = [part._replace(name=f"{part.name}_bias") for part in self.biased]
@@ -57,7 +59,9 @@ class Attention(nnx.Module):
             biases = dict(zip(self.biased, split(self.qkv_bias[...][None], self.biased), strict=True))
             parts = [x + biases[part] if part in biases else x for part, x in zip(self.heads, parts, strict=True)]
         q_tnh, *keys_values = parts
-        gate_tnh = keys_values.pop() if self.spec.output_gate else None
+        gate_tnh = None
+        if self.spec.output_gate:
+            gate_tnh = linear(x_td, self.gate)[..., None] if self.spec.gate_by_head else keys_values.pop()
         norms_later = self.spec.qk_norm and self.spec.rotated_norm is not None
         norms_here = self.spec.qk_norm and not norms_later
         if norms_here:

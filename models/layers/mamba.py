@@ -1,4 +1,4 @@
-"""The layers of Mamba-2 in Nemotron-H and Granite 4."""
+"""The layers of Mamba-2, alone and in hybrids such as Nemotron-H, Granite 4, Bamba and Falcon H1."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -33,7 +34,7 @@ class ScanInputs(NamedTuple):
     log_rate_n: Array
     step_bias_n: Array
     skip_n: Array
-    norm_nh: Array
+    norm_nh: Array | None
 
     @property
     def sharded_axes(self) -> tuple[int | None, ...]:
@@ -56,9 +57,13 @@ class ScanInputs(NamedTuple):
         dt_tn, rate_n = jnp.clip(dt_tn, *state.dt_limits), -jnp.exp(self.log_rate_n)
         x_tnh = x_tsi.reshape(t, -1, state.head_dim)
         out_tnh, recur = recur.scan(x_tnh, dt_tn, rate_n, b_tgs, c_tgs, self.skip_n)
-        gated_tnh = out_tnh.astype(jnp.float32) * jax.nn.silu(gate_tsi.reshape(x_tnh.shape).astype(jnp.float32))
-        normed_tgi = unit_norm(gated_tnh.reshape(*b_tgs.shape[:2], -1), cfg.norm_eps)
-        return (normed_tgi.reshape(x_tnh.shape) * self.norm_nh.astype(jnp.float32)).astype(dtype), recur
+        gate_tnh = jax.nn.silu(gate_tsi.reshape(x_tnh.shape).astype(jnp.float32))
+        out_tnh, gates_last = out_tnh.astype(jnp.float32), state.norms_before_gate
+        out_tnh = out_tnh if gates_last else out_tnh * gate_tnh
+        if self.norm_nh is not None:
+            normed_tgi = unit_norm(out_tnh.reshape(*b_tgs.shape[:2], -1), cfg.norm_eps)
+            out_tnh = normed_tgi.reshape(x_tnh.shape) * self.norm_nh.astype(jnp.float32)
+        return (out_tnh * gate_tnh if gates_last else out_tnh).astype(dtype), recur
 
 
 class Mamba2(nnx.Module):
@@ -75,9 +80,11 @@ class Mamba2(nnx.Module):
         taps = [part._replace(name=f"{part.name}_conv") for part in convolved]
         self.conv = declare_merged(taps, (1, state.conv_size), ("tap", "tap"), num_shards, dtype)
         self.log_rate, self.step_bias, self.skip = (declare((n,), ("heads",), jnp.float32) for _ in range(3))
-        self.norm = declare((n, h), ("heads", "head_dim"), dtype)
+        self.norm = declare((n, h), ("heads", "head_dim"), dtype) if state.has_norm else None
         self.o = declare((d, n * h), ("embed", "heads"), dtype, 1)
         self.has_bias, self.has_conv_bias = state.bias, state.conv_bias
+        self.factors = None if set(state.factors) == {1.0} else state.factors
+        self.sizes = tuple(part.size // num_shards for part in parts)
         if state.conv_bias:
             biases = [part._replace(name=f"{part.name}_conv_bias") for part in convolved]
             self.conv_bias = declare_merged(biases, (), (), num_shards, dtype)
@@ -89,9 +96,13 @@ class Mamba2(nnx.Module):
     def project(self, x_td: Array) -> ScanInputs:
         """Return the state's inputs for a step's tokens."""
         projected_tsr = linear(x_td, self.projections, bias=self.projections_bias if self.has_bias else None)
+        if self.factors is not None:
+            factors_r = jnp.asarray(np.repeat(self.factors, self.sizes), jnp.float32)
+            projected_tsr = (projected_tsr * factors_r).astype(x_td.dtype)
         conv_bias_sr = self.conv_bias[...] if self.has_conv_bias else None
-        of_heads = self.log_rate[...], self.step_bias[...], self.skip[...], self.norm[...]
-        return ScanInputs(projected_tsr, self.conv[...], conv_bias_sr, *of_heads)
+        of_heads = self.log_rate[...], self.step_bias[...], self.skip[...]
+        norm_nh = None if self.norm is None else self.norm[...]
+        return ScanInputs(projected_tsr, self.conv[...], conv_bias_sr, *of_heads, norm_nh)
 
     def output(self, out_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""

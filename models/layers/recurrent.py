@@ -5,15 +5,16 @@ from __future__ import annotations
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
-from ..state_specs import ConvSpec, DeltaSpec, ScanSpec
+from ..state_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec
 from .gated_delta import DeltaInputs, GatedDeltaNet
 from .mamba import Mamba2, ScanInputs
+from .selective import Mamba, SelectiveInputs
 from .short_conv import ConvInputs, ShortConv
 
-type StateInputs = DeltaInputs | ConvInputs | ScanInputs
+type StateInputs = DeltaInputs | ConvInputs | ScanInputs | SelectiveInputs
 
 
-def make_recurrent(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> GatedDeltaNet | ShortConv | Mamba2:
+def make_recurrent(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> GatedDeltaNet | ShortConv | Mamba2 | Mamba:
     """Return the projections around a layer's recurrent state."""
     match spec.state:
         case DeltaSpec():
@@ -22,5 +23,7 @@ def make_recurrent(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> Gated
             return ShortConv(spec, cfg, dtype)
         case ScanSpec():
             return Mamba2(spec, cfg, dtype)
+        case SelectiveSpec():
+            return Mamba(spec, cfg, dtype)
         case None:
             raise ValueError("a layer of attention has no recurrent state")

@@ -17,6 +17,8 @@ from pallas_kernels.recurrent_state.causal_conv import ConvShape
 from pallas_kernels.recurrent_state.causal_conv.reference import reference_causal_conv
 from pallas_kernels.recurrent_state.gated_delta import GatedDeltaShape
 from pallas_kernels.recurrent_state.gated_delta.reference import reference_gated_delta
+from pallas_kernels.recurrent_state.selective_scan import SelectiveScanShape
+from pallas_kernels.recurrent_state.selective_scan.reference import reference_selective_scan
 from pallas_kernels.recurrent_state.state_space import StateSpaceShape
 from pallas_kernels.recurrent_state.state_space.reference import reference_state_space
 
@@ -79,6 +81,7 @@ class Kind(NamedTuple):
 _KINDS: dict[type, Kind] = {
     GatedDeltaShape: Kind("gated_delta", (), reference_gated_delta),
     StateSpaceShape: Kind("state_space", (2, 5), reference_state_space),
+    SelectiveScanShape: Kind("selective_scan", (2, 5), reference_selective_scan),
     ConvShape: Kind("causal_conv", (1,), reference_causal_conv),
 }
 
@@ -96,6 +99,12 @@ def make_inputs(shape: Any, rng: np.random.Generator, num_rows: int) -> tuple[np
         a, d = -rng.uniform(0.1, 2, heads).astype(np.float32), rng.standard_normal(heads).astype(np.float32)
         x, b, c = (values.astype(shape.dtype) for values in (x, b, c))
         return x, dt, a, b, c, d
+    if isinstance(shape, SelectiveScanShape):
+        channels, numbers = shape.num_channels, shape.state_dim
+        x, b, c = (rng.standard_normal((num_rows, size)).astype(shape.dtype) for size in (channels, numbers, numbers))
+        dt = rng.uniform(0, 1, (num_rows, channels)).astype(np.float32)
+        a = -rng.uniform(0.1, 2, (channels, numbers)).astype(np.float32)
+        return x, dt, a, b, c, rng.standard_normal(channels).astype(np.float32)
     q, k = (rng.standard_normal((num_rows, shape.num_key_heads, shape.key_dim)) for _ in range(2))
     v = rng.standard_normal((num_rows, shape.num_value_heads, shape.value_dim))
     log_decay = -rng.exponential(0.3, (num_rows, shape.num_value_heads, shape.decay_dim)).astype(np.float32)
@@ -108,6 +117,8 @@ def make(seed: int, shape: Any, chunks: Sequence[Chunk] = MIXED) -> Step:
     dtype: Any = np.float32
     if isinstance(shape, ConvShape):
         state, dtype = (shape.kernel_size - 1, shape.num_channels), shape.dtype
+    elif isinstance(shape, SelectiveScanShape):
+        state = shape.state
     elif isinstance(shape, StateSpaceShape):
         state = shape.num_heads, shape.head_dim, shape.state_dim
     else:

@@ -107,6 +107,28 @@ NEMOTRON: dict[str, Any] = dict(
     # HF clips the time steps of prompts to this, and not those of decodes.
     time_step_min=1e-9,
 )
+# Layers of Mamba-2 and of Mamba without attention.
+STATES: dict[str, Any] = {
+    **{name: size for name, size in SMALL.items() if name in ("vocab_size", "hidden_size", "num_hidden_layers")},
+    **{name: size for name, size in SMALL.items() if name.endswith("token_id")},
+    "state_size": 16,
+}
+HYBRID: dict[str, Any] = dict(
+    OWN_HEADS, mamba_n_heads=4, mamba_n_groups=2, mamba_d_head=16, mamba_d_state=16, mamba_chunk_size=16
+)
+FALCON_H1: dict[str, Any] = dict(
+    HYBRID,
+    mamba_d_ssm=64,
+    embedding_multiplier=3.0,
+    lm_head_multiplier=0.5,
+    key_multiplier=0.4,
+    attention_in_multiplier=1.5,
+    attention_out_multiplier=0.7,
+    ssm_in_multiplier=1.3,
+    ssm_out_multiplier=0.6,
+    ssm_multipliers=[0.8, 1.4, 0.7, 1.6, 0.5],
+    mlp_multipliers=[1.7, 0.4],
+)
 SHARED_MOE: dict[str, Any] = {**MOE, "shared_expert_intermediate_size": 16, "num_experts": 8}
 VISION: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -575,6 +597,41 @@ CASES = {
             routed_scaling_factor=1.5,
         ),
     ),
+    "lfm3": Case(
+        "Lfm3ForCausalLM",
+        lambda: transformers.Lfm3Config(**SMALL | {"num_hidden_layers": 5}, conv_bias=True, sliding_window=24),
+    ),
+    "bamba": Case(
+        "BambaForCausalLM",
+        lambda: transformers.BambaConfig(**HYBRID | {"num_hidden_layers": 4}, attn_layer_indices=[2]),
+    ),
+    "falcon_h1": Case("FalconH1ForCausalLM", lambda: transformers.FalconH1Config(**FALCON_H1)),
+    "falcon_h1_norm": Case(
+        "FalconH1ForCausalLM",
+        lambda: transformers.FalconH1Config(
+            **FALCON_H1, mamba_rms_norm=True, mamba_proj_bias=True, projectors_bias=True
+        ),
+    ),
+    "jamba": Case(
+        "JambaForCausalLM",
+        lambda: transformers.JambaConfig(
+            **OWN_HEADS | {"num_hidden_layers": 4},
+            attn_layer_period=4,
+            attn_layer_offset=2,
+            num_experts=8,
+            num_experts_per_tok=3,
+            mamba_dt_rank=4,
+        ),
+    ),
+    "mamba": Case("MambaForCausalLM", lambda: transformers.MambaConfig(**STATES, time_step_rank=4)),
+    "falcon_mamba": Case(
+        "FalconMambaForCausalLM",
+        lambda: transformers.FalconMambaConfig(**STATES, time_step_rank=4, use_bias=True, use_conv_bias=False),
+    ),
+    "mamba2": Case(
+        "Mamba2ForCausalLM",
+        lambda: transformers.Mamba2Config(**STATES, num_heads=4, head_dim=16, n_groups=2, chunk_size=16),
+    ),
     "granite4": Case(
         "GraniteMoeHybridForCausalLM",
         lambda: transformers.GraniteMoeHybridConfig(
@@ -793,10 +850,15 @@ def decode(model: nn.Module, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray
     ids, cache = torch.from_numpy(prompt)[None], None
     steps, tokens = [], []
     for _ in range(NUM_DECODES):
-        out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+        # Models of recurrent states alone have another name for them.
+        name = "cache_params" if model.config.model_type in ("mamba", "falcon_mamba", "mamba2") else "past_key_values"
+        start = len(prompt) + len(tokens) - ids.shape[1]
+        # Bamba does not count what is cached.
+        where = {"position_ids": start + torch.arange(ids.shape[1])[None]} if model.config.model_type == "bamba" else {}
+        out = model(input_ids=ids, use_cache=True, **{name: cache}, **where)
         steps.append(torch.log_softmax(out.logits[0].float(), dim=-1).numpy())
         tokens.append(int(steps[-1][-1].argmax()))
-        ids, cache = torch.tensor([[tokens[-1]]]), out.past_key_values
+        ids, cache = torch.tensor([[tokens[-1]]]), out[name]
     return steps[0], np.stack([step[-1] for step in steps]), np.asarray(tokens, np.int32)
 
 

@@ -62,6 +62,9 @@ FAMILIES = {
     "lfm2": 2,  # recurrent states of channels
     "granite4": 2,  # state spaces, whose heads share groups; a shared expert
     "nemotron3": 2,  # layers of one part, experts of latents
+    "jamba": 2,  # a projection that sums over the channels of all devices, within a recurrent layer
+    "falcon_h1": 2,  # attention beside a recurrent state
+    "lfm3": 2,  # a gate for each head
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own
     "phi": 2,  # LayerNorms, attention beside the MLP, a bias of the head
     "cohere": 2,  # norms with scales of each head

@@ -21,10 +21,15 @@ NOTICED = 1e-2
 FEW = ["gemma3", "llama3_tied", "llama_rope_dynamic", "llama4"]
 OF_LATENTS = ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4"]
 OF_STATES = [
+    "bamba",
+    "falcon_h1",
+    "falcon_h1_norm",
     "granite4",
     "granite4_dense",
+    "jamba",
     "lfm2",
     "lfm2_moe",
+    "lfm3",
     "nemotron3",
     "nemotron_h",
     "qwen3_5",
@@ -89,7 +94,19 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
 
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
 @pytest.mark.parametrize(
-    "case", ["llama3_tied", "gemma3", "gemma4_e2b", "deepseek_v3", "qwen3_next", "lfm2", "granite4", "nemotron3"]
+    "case",
+    [
+        "llama3_tied",
+        "gemma3",
+        "gemma4_e2b",
+        "deepseek_v3",
+        "qwen3_next",
+        "lfm2",
+        "granite4",
+        "nemotron3",
+        "jamba",
+        "falcon_h1",
+    ],
 )
 def test_other_loops_equal_the_scan(case: str, loop: LayerLoop) -> None:
     golden = read_goldens(case)[-1]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerSpec, Model, ModelConfig, ModelSpecs, RopeConfig
+from jaxllm.models.config import Factors
 from tests.models.dense import dense_attention
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import read_goldens, read_tensors
@@ -168,6 +169,30 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("minimax_m2", "correction"): experts_without(correction_bias=False),
     ("minimax_m2", "norms over all heads"): layers_without(qk_norm=False),
     ("minimax_m2", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
+    ("bamba", "rotated part"): lambda cfg: with_rope(cfg, rotated=1.0),
+    ("bamba", "layers without positions"): layers_without(rope=None),
+    ("falcon_h1", "scale of scores"): layers_without(scale=16**-0.5),
+    ("falcon_h1", "scales of attention"): layers_without(attention_factors=Factors()),
+    ("falcon_h1", "scales of states"): layers_without(state_factors=Factors()),
+    ("falcon_h1", "scales of the MLP"): layers_without(mlp_factors=Factors()),
+    ("falcon_h1", "scales of projections"): states_without(factors=(1.0,) * 5),
+    ("falcon_h1", "scale of embeddings"): without(embed_scale=1.0),
+    ("falcon_h1", "scale of logits"): without(logits_divisor=1.0),
+    ("falcon_h1", "rope"): layers_without(rope=None),
+    ("falcon_h1", "attention beside states"): layers_without(attends_too=False),
+    ("falcon_h1_norm", "norm"): states_without(has_norm=False),
+    ("falcon_h1_norm", "norm before the gate"): states_without(norms_before_gate=False),
+    ("falcon_h1_norm", "biases of projections"): states_without(bias=False),
+    ("jamba", "norms of projections"): states_without(norm_eps=None, norm_scales=False),
+    ("jamba", "scales of norms"): states_without(norm_scales=False),
+    ("jamba", "bias of the convolution"): states_without(conv_bias=False),
+    ("jamba", "layers without positions"): layers_without(rope=0),
+    ("jamba", "not normalized"): experts_without(normalizes=True),
+    ("lfm3", "gate of heads"): layers_without(output_gate=False),
+    ("lfm3", "post norms"): layers_without(post_norms=False),
+    ("lfm3", "window"): without_windows,
+    ("lfm3", "proportional rope"): with_plain_rope,
+    ("lfm3", "global rope"): with_one_rope,
     ("granite4", "scale of scores"): layers_without(scale=16**-0.5),
     ("granite4", "scale of what is added"): layers_without(residual_scale=1.0),
     ("granite4", "scale of embeddings"): without(embed_scale=1.0),

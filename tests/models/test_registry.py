@@ -30,7 +30,7 @@ def test_unknown_architecture_names_the_nearest(architecture: str, nearest: str)
         get_family(architecture)
 
 
-@pytest.mark.parametrize("architecture", ["BloomForCausalLM", "MambaForCausalLM", "RwkvForCausalLM", ""])
+@pytest.mark.parametrize("architecture", ["BloomForCausalLM", "RwkvForCausalLM", ""])
 def test_what_is_like_none_is_near_none(architecture: str) -> None:
     with pytest.raises(ValueError, match=rf"^architecture '{architecture}' is not supported \(jaxllm"):
         get_family(architecture)
