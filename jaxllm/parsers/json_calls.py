@@ -27,7 +27,8 @@ class JsonCall:
     ) -> None:
         """Read a call for `parser`, to a function with a name, at `name_key`, that `takes` accepts.
 
-        An object without arguments is not a call, unless it has nothing else and there are `default` arguments.
+        With an empty `name_key` the first key is the name, and its value the arguments. An object without arguments is
+        not a call, unless it has nothing else and there are `default` arguments.
         """
         self._parser, self._takes, self._default, self._name_key = parser, takes, default, name_key
         self._incoming: Incoming = parser.incoming
@@ -75,6 +76,9 @@ class JsonCall:
         if key is None or not (yield from incoming.take(":")):
             return False
         yield from incoming.skip_space()
+        if not self._name_key and self._name is None:
+            self._name = key
+            return self._takes(key) and (yield from self._arguments())
         if key == self._name_key and self._name is None:
             return (yield from self._read_name())
         if key in _ARGUMENTS and not self.has_arguments:

@@ -69,6 +69,8 @@ MARKS = {
     **dict.fromkeys(
         ("glm45", "glm47"), ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("<think>", "</think>"))
     ),
+    "ernie45": _QWEN3._replace(in_text=("</think>", "<response>", "</response>")),
+    "hunyuan_a13b": _BY_PROMPT._replace(in_text=("<answer>\n", "\n</answer>")),
     "mistral": ReasoningMarks("[THINK]", "[/THINK]", in_text=("[THINK]", "[/THINK]")),
     "seed_oss": ReasoningMarks("<seed:think>", "</seed:think>", is_implied=True, in_text=("</seed:think>",)),
     "gemma4": ReasoningMarks("<|channel>thought", "<channel|>", in_text=("<|channel>thought", "<channel|>")),

@@ -13,12 +13,13 @@ from jaxllm.parsers.reasoning import HARMONY
 from jaxllm.parsers.tool_parser import ToolParser
 
 _FORMS = {
-    "marked_json.HermesParser": ("hermes", "qwen3_json", "granite4", "exaone4"),
+    "marked_json.HermesParser": ("hermes", "qwen3_json", "granite4", "exaone4", "ernie45"),
     "marked_json.GraniteParser": ("granite",),
-    "marked_json.JambaParser": ("jamba",),
+    "marked_json.JambaParser": ("jamba", "hunyuan_a13b"),
     "marked_json.Phi4MiniParser": ("phi4_mini_json",),
     "marked_json.InternLMParser": ("internlm",),
     "marked_json.CohereParser": ("cohere_command3", "cohere_command4"),
+    "marked_json.ApertusParser": ("apertus",),
     "llama3_json.Llama3JsonParser": ("llama3_json", "llama4_json"),
     "llama3_json.XLAMParser": ("xlam",),
     "pythonic.PythonicParser": ("pythonic", "llama4_pythonic"),
@@ -111,7 +112,7 @@ _OWN_MARKS = (
     *(("<|tool_call_start|>", "lfm2"), ("<|tool_list_start|>", "lfm2"), ("<|tool_call>", "gemma4")),
     *(("<|START_ACTION|>", "cohere_command3"), ("<function_calls>", "olmo3"), ("<tool_sep>", "hy_v3")),
     *(("<|action_start|>", "internlm"), ("functools[", "phi4_mini_json"), ("<|/tool|>", "phi4_mini_json")),
-    *(("<|python_start|>", "pythonic"), ("[func_name1(", "pythonic")),
+    *(("<|python_start|>", "pythonic"), ("[func_name1(", "pythonic"), ("<|tools_prefix|>", "apertus")),
 )
 """Marks that only one form of calls has. The first of two forms that share one is meant."""
 _SHARED_MARKS = (
@@ -146,4 +147,6 @@ def find_reasoning_parser(template: str) -> str | None:
         return name
     if "<arg_key>" in template:
         return "glm45"
+    if "</answer>" in template or "</response>" in template:
+        return "hunyuan_a13b" if "</answer>" in template else "ernie45"
     return "deepseek_r1" if "<｜" in template else "qwen3"

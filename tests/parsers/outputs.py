@@ -209,6 +209,10 @@ FORMS = {
         "cohere_command3",
         lambda calls: f"<|START_ACTION|>{_objects(calls, 'tool_name', 'parameters')}<|END_ACTION|>",
     ),
+    "apertus": Form(
+        "apertus",
+        lambda calls: f"<|tools_prefix|>{_json([{name: arguments} for name, arguments in calls])}<|tools_suffix|>",
+    ),
     "xlam": Form("xlam", _objects),
     "kimi_k2": Form("kimi_k2", _kimi),
     "mimo": Form("mimo", _inline("<tool_call>", "</tool_call>")),

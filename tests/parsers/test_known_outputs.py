@@ -459,6 +459,15 @@ KNOWN: dict[str, list[Known]] = {
             "I look.",
         ),
     ],
+    "apertus": [
+        Known(
+            'I look. <|tools_prefix|>[{"forecast": {"town": "Oslo"}}, {"forecast": {}}]<|tools_suffix|>',
+            [OSLO, NONE],
+            "I look. ",
+        ),
+        Known('<|tools_prefix|>[{"forecast": {"town": "Oslo"}}', [OSLO]),
+        Known('<|tools_prefix|>["forecast"]<|tools_suffix|>', [], '<|tools_prefix|>["forecast"]<|tools_suffix|>'),
+    ],
     "cohere_command3": [
         Known(
             "<|START_ACTION|>[\n"

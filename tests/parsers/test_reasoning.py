@@ -44,10 +44,28 @@ def test_reasoning_is_split_off(name: str) -> None:
             assert read(name, prompt, output[:i], output[i:]) == pieces
 
 
+@pytest.mark.parametrize(
+    ("name", "output", "text"),
+    [
+        ("hunyuan_a13b", "<think>\nSo.\n</think>\n<answer>\nYes. <b>\n\nNo.\n</answer>", "Yes. <b>\n\nNo."),
+        ("hunyuan_a13b", "<think>So.</think>Yes.\n", "Yes.\n"),
+        ("ernie45", "So.\n</think>\n\n<response>\nYes.\n</response>", "\nYes.\n"),
+        ("ernie45", "<think>So.</think>\nYes.", "Yes."),
+    ],
+)
+def test_tags_of_an_answer_are_left_out(name: str, output: str, text: str) -> None:
+    pieces = read(name, "<think>" if name == "ernie45" else "", output)
+    parsed = gather(pieces)
+    assert (parsed.reasoning, parsed.text) == ("So.", text)
+    assert read(name, "<think>" if name == "ernie45" else "", *output) == pieces
+
+
 def test_marks_in_the_text_mean_what_they_mean_to_vllms_parser_of_the_name() -> None:
     once, ends, both = ("a", "b<think>c</think> d</think>"), ("a", "b<think>c d"), ("ac", "bd")
     expected = {
-        **dict.fromkeys(("deepseek_r1", "deepseek_v3", "deepseek_v4", "hy_v3", "olmo3", "granite"), once),
+        **dict.fromkeys(
+            ("deepseek_r1", "deepseek_v3", "deepseek_v4", "hy_v3", "olmo3", "granite", "hunyuan_a13b"), once
+        ),
         **dict.fromkeys(("glm45", "glm47", "mistral", "gemma4"), both),
         **dict.fromkeys(("cohere_command3", "cohere_command4"), ("ac", "bd</think>")),
     }

@@ -1,4 +1,4 @@
-"""Hermes, Qwen, Granite, Jamba, Phi 4 mini, InternLM, Command: JSON objects after a mark, or a list of them."""
+"""Hermes, Qwen, Granite, Jamba, Phi 4 mini, InternLM, Command, Apertus: JSON objects after a mark, or lists of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class HermesParser(ToolParser):
         begin, close = ("", "") if cls.is_list else (start, end)
         tags = [
             formats.tag(
-                f'{begin}{{"{cls.name_key}": {formats.quoted(tool.name)}, "{cls.arguments_key}": ',
+                begin + cls.opening(formats.quoted(tool.name)),
                 formats.json_schema(tool.schema),
                 f"}}{close}",
             )
@@ -60,6 +60,11 @@ class HermesParser(ToolParser):
         return formats.listed_calls(
             tags, (f"{start}[", f"]{end}"), cls.starts[0], separator=", ", at_least_one=at_least_one, parallel=parallel
         )
+
+    @classmethod
+    def opening(cls, name: str) -> str:
+        """Return what grammars write before the arguments; `name` is quoted."""
+        return f'{{"{cls.name_key}": {name}, "{cls.arguments_key}": '
 
 
 class GraniteParser(HermesParser):
@@ -105,3 +110,15 @@ class CohereParser(HermesParser):
     )
     starts, end, dropped = marks[:1], marks[1], marks[2:]
     gap, is_list, name_key, arguments_key = "", True, "tool_name", "parameters"
+
+
+class ApertusParser(HermesParser):
+    """Reads `<|tools_prefix|>[{NAME: {...}}, ...]<|tools_suffix|>`."""
+
+    marks = ("<|tools_prefix|>", "<|tools_suffix|>")
+    starts, end, gap, is_list, name_key = marks[:1], marks[1], "", True, ""
+
+    @classmethod
+    def opening(cls, name: str) -> str:
+        """Return what grammars write before the arguments."""
+        return f"{{{name}: "
