@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Run slow checks only when something that they depend on has changed since they passed.
 
-    scripts/guarded.py status                  print one line per check: its name, whether it has to run, and why
+    scripts/guarded.py status                  print one line per check: its name, whether it has to run, and why;
+                                               those come first that have not passed for the longest time
     scripts/guarded.py changed CHECK           exit with 0 if CHECK has to run, with 1 if it has passed on these sources
     scripts/guarded.py tests CHECK             print the files that have tests of CHECK
     scripts/guarded.py files CHECK             print every file that CHECK depends on, with a file that needs it
@@ -11,8 +12,9 @@ A check depends on its tests, on all that they import or start (scripts/source_g
 packages that these import, on Python's version and, if its subject is the code for a kind of processor, on the
 processor's kind. The others need not run again on another processor: what always runs starts engines on every machine,
 and a nightly run runs all checks. tests/guarded.json has the digest of each check's sources when it last passed, by
-kind of machine, and how many tests were skipped then: commit it with the change. `scripts/test.sh` runs the checks that
-have to run; `scripts/test.sh --all` runs every check.
+kind of machine, when that was, and how many tests were skipped then: commit it with the change. `scripts/test.sh` runs
+the checks that have to run, and where time does not suffice for all, those that have not passed for the longest time;
+`scripts/test.sh --all` runs every check.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,7 @@ from source_graph import SourceGraph
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORD = "tests/guarded.json"
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d")
 PYTHON = "Python " + ".".join(map(str, sys.version_info[:2]))
 
 
@@ -95,6 +99,10 @@ CHECKS = {
     ),
     # Malformed outputs by the ten thousand.
     "parsers": Check(),
+    # Templates that would take time or memory, and streams of tokens with any texts.
+    "texts": Check(
+        leaves_out=unwatched("no model runs", *NUMERICS),
+    ),
     # Random requests in simulated steps.
     "scheduling": Check(
         leaves_out=unwatched("a simulation stands in for the model", *NUMERICS),
@@ -210,17 +218,28 @@ class Guard:
         records, machine = self._read().get(check, {}), self.machine(check)
         if machine not in records:
             return f"has never passed on {machine}"
-        digest, _, _ = records[machine].partition(",")
+        digest = records[machine].split(", ")[0]
         return None if digest == self.digest(check) else f"its sources have changed since it passed on {machine}"
 
     def how_passed(self, check: str) -> str:
-        """Return a line for a check that has passed, with the number of skipped tests if the record has it."""
-        _, comma, skipped = self._read()[check][self.machine(check)].partition(",")
-        return f"passed before, on the same sources{comma}{skipped}"
+        """Return a line for a check that has passed: when, and how many tests were skipped, if the record has these."""
+        _, *facts = self._read()[check][self.machine(check)].split(", ")
+        return ", ".join(["passed before, on the same sources", *facts])
+
+    def by_age(self) -> list[str]:
+        """Return the checks: first those without a time of passing, then those that passed the longest ago."""
+        records = self._read()
+
+        def passed(check: str) -> str:
+            facts = records.get(check, {}).get(self.machine(check), "").split(", ")
+            return next(filter(TIME.fullmatch, facts), "")
+
+        return sorted(self.checks, key=passed)
 
     def record(self, check: str, digest: str, skipped: int | None) -> None:
         """Keep that a check passed on the sources with a digest, and how many tests were skipped if pytest ran it."""
-        passed = digest if skipped is None else f"{digest}, {skipped} skipped"
+        now = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+        passed = ", ".join([digest, now, *([] if skipped is None else [f"{skipped} skipped"])])
         path = self.root / RECORD
         with path.open("a+") as file:  # other checks may pass at the same time
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -316,7 +335,7 @@ def main() -> int:
     status = 0
     match arguments.action:
         case "status":
-            for check in CHECKS:
+            for check in guard.by_age():
                 why = guard.why_run(check)
                 print(f"{check}\t{'run' if why else 'passed'}\t{why or guard.how_passed(check)}")
         case "changed":

@@ -57,9 +57,10 @@ pytest=(.venv/bin/python -m pytest --durations=15 --numprocesses 2 --dist loadfi
 # The interpreter of GPU kernels waits for ever with the two threads that XLA has on two cores: NPROC gives it more.
 interpreters=(env NPROC=8 "${pytest[@]}")
 interpreted=(kernels engine_kernels)
-compiled=(cpu_kernels models loading sampling parsers scheduling constraints programs server device families engine goldens_notice scripts)
+checks=$(cut -f 1 <<<"$state" | grep -vx tpu_compiler) # those that passed the longest ago come first
 ci_seconds=3900 # of CI's 5,400: a check that begins later might not end; what is left stays to be run
-slow=$(printf ' or %s' "${interpreted[@]}" "${compiled[@]}")
+# shellcheck disable=SC2086 # names without spaces
+slow=$(printf ' or %s' $checks)
 guarded_tests() { # CHECK COMMAND...: run the tests that are marked with a check's name
   local check=$1 name="pytest, $1"
   if must_run "$check" && [ "${CI:-}" = true ] && [ "$all" = 0 ] && [ "$SECONDS" -gt "$ci_seconds" ]; then
@@ -73,8 +74,11 @@ guarded_tests() { # CHECK COMMAND...: run the tests that are marked with a check
 }
 if [ $# = 0 ]; then
   part "pytest" "${pytest[@]}" -m "not (${slow# or })" || failed=1
-  for check in "${interpreted[@]}"; do guarded_tests "$check" "${interpreters[@]}" || failed=1; done
-  for check in "${compiled[@]}"; do guarded_tests "$check" "${pytest[@]}" || failed=1; done
+  for check in $checks; do
+    command=("${pytest[@]}")
+    [[ " ${interpreted[*]} " != *" $check "* ]] || command=("${interpreters[@]}")
+    guarded_tests "$check" "${command[@]}" || failed=1
+  done
 elif [[ "$*" == *pallas_kernels* ]]; then
   part "pytest" "${interpreters[@]}" "$@" || failed=1
 else

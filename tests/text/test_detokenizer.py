@@ -75,6 +75,7 @@ def test_stream_equals_decoding_at_once(tokenizer: Tokenizer, text: str) -> None
     assert "".join(pieces(tokenizer, [], ids)) == after(tokenizer, [], ids)
 
 
+@pytest.mark.texts
 @settings(max_examples=300)
 @given(ids=st.lists(st.one_of(st.integers(0, 450), st.integers(100, 220)), max_size=90))
 def test_any_byte_level_tokens(byte_tokenizer: Tokenizer, ids: list[int]) -> None:
@@ -172,6 +173,7 @@ def run_text(tokenizer: Tokenizer, ids: list[int], **params: object) -> tuple[st
     return state.text, None, shown
 
 
+@pytest.mark.texts
 @settings(max_examples=400)
 @given(data=st.data())
 def test_stop_strings_across_any_borders(tokenizer: Tokenizer, data: st.DataObject) -> None:
@@ -281,6 +283,7 @@ def test_added_words_that_are_special_are_left_out() -> None:
     assert run_text(tokenizer, ids, skip_special_tokens=False)[0] == "uma ção é <é>"
 
 
+@pytest.mark.texts
 @settings(max_examples=100)
 @given(text=st.text(st.sampled_from("çãoñaé Ġx<>你🎉EN"), max_size=30), ids=st.lists(st.integers(0, 410), max_size=40))
 def test_any_text_with_added_words(added: Tokenizer, text: str, ids: list[int]) -> None:

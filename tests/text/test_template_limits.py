@@ -111,6 +111,7 @@ def compiled() -> ChatTemplates:
     return ChatTemplates(SECONDS)
 
 
+@pytest.mark.texts
 @pytest.mark.parametrize("name", ENDLESS)
 def test_time(compiled: ChatTemplates, name: str) -> None:
     template = compiled.get(ENDLESS[name])
@@ -120,6 +121,7 @@ def test_time(compiled: ChatTemplates, name: str) -> None:
     assert time.perf_counter() - start < SECONDS + 5
 
 
+@pytest.mark.texts
 @pytest.mark.parametrize("name", HUGE)
 def test_size(name: str) -> None:
     """What would be too large is refused before the 10 seconds, and before it is made."""
@@ -134,6 +136,7 @@ def test_refused(name: str) -> None:
         ChatTemplates().get(REFUSED[name]).render(USER)
 
 
+@pytest.mark.texts
 def test_memory_stays_small(repository: Path) -> None:
     """All of these in one process whose address space has 2 GB."""
     code = f"""
