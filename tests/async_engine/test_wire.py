@@ -28,6 +28,7 @@ def test_r19_decoders_raise_frame_errors_alone() -> None:
     assert tally.num_read > NUM_FRAMES / 100
 
 
+@pytest.mark.server
 def test_r19_a_bad_frame_ends_the_request_that_it_names(tokenizer: str) -> None:
     """R19: real sockets, a live loop; the well-behaved streams next to it go on."""
     rng = random.Random(1)
@@ -61,6 +62,7 @@ def test_r19_a_bad_frame_ends_the_request_that_it_names(tokenizer: str) -> None:
         asyncio.run(run())
 
 
+@pytest.mark.server
 def test_r19_an_outcome_that_cannot_be_read_ends_those_that_run(tokenizer: str) -> None:
     """Nobody knows whose tokens it had; the engine goes on."""
 

@@ -102,6 +102,7 @@ def test_arguments_cross_over():
     assert set(EngineArgs(model="x").portable()) == {"model"}
 
 
+@pytest.mark.programs
 def test_an_error_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch):
     """The process is a real one, which does not get as far as a compiler."""
     monkeypatch.setattr(process, "require_compiler", lambda _hardware: None)
@@ -110,6 +111,7 @@ def test_an_error_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch):
     assert error.value.parameter == "model"
 
 
+@pytest.mark.programs
 def test_a_process_that_dies_is_not_an_answer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(process, "require_compiler", lambda _hardware: None)
     monkeypatch.setattr(child_process.sys, "executable", "false")

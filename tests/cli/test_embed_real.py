@@ -16,6 +16,8 @@ from tests.cli.running import read_jsonl, write_jsonl
 from tests.models.pooled import read_pooled_goldens
 from tests.models.tiny import folder
 
+pytestmark = pytest.mark.engine
+
 FLAGS = ["--dtype", "float32", "--skip-tokenizer-init", "--enforce-eager"]
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "foreign": ({"prompt_token_ids": [99_999_999]}, "prompt_token_ids"),

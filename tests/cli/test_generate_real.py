@@ -15,6 +15,8 @@ from jaxllm.resolve.engine_args import EngineArgs
 from tests.cli.running import read_jsonl, write_jsonl
 from tests.models.tiny import folder, read_goldens
 
+pytestmark = pytest.mark.engine
+
 CASE = "llama3_tied"
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty": ({"prompt_token_ids": []}, "prompt"),

@@ -202,6 +202,7 @@ sys.exit(run_generate(Slow(per_step=1), "m", "--input", sys.argv[1], "--output",
 """
 
 
+@pytest.mark.server
 def test_sigkill(source: Path, output: Path, repository: Path):
     """A real process is killed without warning once it has finished some prompts."""
     command = [sys.executable, "-c", SLOW_RUN, str(source), str(output)]

@@ -224,6 +224,7 @@ def test_vllms_module_is_the_same_command(
     assert message in first
 
 
+@pytest.mark.server
 def test_vllms_module_runs_and_is_light():
     modules = ("jaxllm.entrypoints.openai.api_server", "jaxllm.entrypoints.openai.cli_args")
     program = f"import sys, {', '.join(modules)}; print(*sys.modules)"

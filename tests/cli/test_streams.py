@@ -106,6 +106,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.server
 def test_closed_streams_are_no_files_of_ours(tmp_path: Path, repository: Path):
     """What a library writes to the numbers of closed streams must not reach the file that was opened next."""
     output = tmp_path / "out.jsonl"

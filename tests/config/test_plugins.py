@@ -46,6 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.engine
 def test_a_plugin_brings_a_model(folder: Path):
     """The process is a new one, as that of an engine core is."""
     (folder / "config.json").write_text(json.dumps(LLAMA | {"architectures": ["MyForCausalLM"]}))

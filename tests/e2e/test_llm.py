@@ -1,4 +1,4 @@
-"""`LLM` keeps its promises on a real model: text, limits, stops, seeds, log-probabilities, lifetimes.
+"""`LLM` keeps its promises on a real model: HF's tokens, text, limits, stops, seeds, log-probabilities, lifetimes.
 
 One engine with one bucket serves all: two programs are compiled.
 """
@@ -13,12 +13,13 @@ import pytest
 from jaxllm import LLM, CompletionOutput, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.sampling_params import RequestOutputKind
+from tests.e2e.goldens import NUM_TOKENS, assert_equal_to_hf, generate_rows, load_rows
 from tests.e2e.inside import core_of, scheduler_of
 from tests.engine.fake_core import BytesClient
 
 pytestmark = pytest.mark.usefixtures("quick_compile")
 
-CONTEXT = 64
+CONTEXT = 96
 HI = [{"role": "user", "content": "Say hi"}]
 GOING_ON = {"continue_final_message": True, "add_generation_prompt": False}
 EMOJI = "Emoji: 😀 🎉 😀 🎉 😀 🎉 😀"
@@ -78,6 +79,13 @@ def test_forms_of_prompts_and_a_list_of_params(llm: LLM) -> None:
     stats = outputs[0].metrics
     assert stats.queued_ts <= stats.scheduled_ts <= stats.first_token_ts <= stats.last_token_ts
     assert stats.num_generation_tokens == 6
+
+
+def test_short_prompts_equal_hf(llm: LLM) -> None:
+    """The others are in test_smollm2.py."""
+    rows = [row for row in load_rows("smollm2-135m-instruct-q4_1") if len(row["prompt_ids"]) <= CONTEXT - NUM_TOKENS]
+    assert len(rows) == 9
+    assert_equal_to_hf(generate_rows(llm, rows), rows)
 
 
 def test_lengths_up_to_the_context(llm: LLM) -> None:

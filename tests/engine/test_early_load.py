@@ -124,6 +124,7 @@ def test_parameters_are_handed_over_once() -> None:
         load.result()
 
 
+@pytest.mark.engine
 def test_an_error_of_the_load_reaches_who_waits_for_it(monkeypatch: pytest.MonkeyPatch, config: EngineConfig) -> None:
     def fail(*_: object) -> None:
         raise OSError("the disk is gone")

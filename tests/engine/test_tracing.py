@@ -275,6 +275,7 @@ except VLLMValidationError as error:
     assert done.stdout == "otlp_traces_endpoint needs OpenTelemetry: pip install 'jaxllm[otel]'.\n"
 
 
+@pytest.mark.engine
 def test_engines_that_do_not_trace_do_not_import_it(tokenizer: Tokenizer) -> None:
     code = """
 import sys

@@ -59,11 +59,13 @@ class Aligner:
             np.testing.assert_allclose([token.end for token in tokens], times, rtol=0, atol=1e-6)
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_tokens_are_heard_where_hf_hears_them(name: str) -> None:
     Aligner(name).check()
 
 
+@pytest.mark.models
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH])
 def test_all_ways_through_the_layers_give_the_same(loop: LayerLoop) -> None:
     Aligner("base", loop).check()

@@ -147,6 +147,7 @@ def varied(seed: int) -> list[EngineCoreRequest]:
     return requests
 
 
+@pytest.mark.scheduling
 @pytest.mark.parametrize(
     ("others", "overlap"), [([], 1), ([WINDOW], 0), ([WINDOW], 1)], ids=["one group", "a window", "a window, overlap"]
 )
@@ -161,6 +162,7 @@ def test_rows_are_as_if_packed_from_scratch(others: list[GroupConfig], overlap: 
     assert 2 * kept.num_settings < kept.num_blocks < kept.num_taken, "it keeps little"
 
 
+@pytest.mark.scheduling
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_rows_with_clips_are_as_if_packed_from_scratch(overlap: int) -> None:
     """Requests hear one of seven clips, and blocks hold six; those with the same one share its blocks."""

@@ -16,6 +16,8 @@ import pytest
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.open import open_checkpoint
 
+pytestmark = pytest.mark.loading
+
 MAX_SECONDS = 3
 """How much processor time SmolLM2's 135 million numbers may take; wall time depends on what else the machine does."""
 

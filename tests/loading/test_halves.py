@@ -47,6 +47,7 @@ def one_by_one(specs: Mapping[str, Any], config: EngineConfig) -> Any:
     return (held.numbers() if isinstance(held, Quantized) else held).reshape(spec.shape)
 
 
+@pytest.mark.loading
 @pytest.mark.parametrize("case", ["llama3_tied", "qwen2", "qwen3_moe", "gemma4_e2b", "nemotron_h", "deepseek_v3"])
 def test_numbers_are_those_of_float32(case: str):
     config = configured(folder(case))

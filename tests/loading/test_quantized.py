@@ -360,6 +360,7 @@ def refusal(config: Mapping[str, Any]) -> str | None:
     return None
 
 
+@pytest.mark.loading
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_broken_settings_are_value_errors(data: st.DataObject):

@@ -254,6 +254,7 @@ def hub_files(folder: Path) -> dict[str, bytes]:
     return files | dict.fromkeys(clutter, b"x" * 100)
 
 
+@pytest.mark.loading
 def test_a_repository_of_the_hub(tmp_path: Path):
     files = hub_files(tmp_path / "files")
     broken = {name: data for name, data in files.items() if name != "2_Dense/model.safetensors"}

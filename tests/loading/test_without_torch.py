@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.loading.files import gguf_bytes, gguf_f32, llama_metadata
 
@@ -35,6 +36,7 @@ assert "torch" not in sys.modules
 """
 
 
+@pytest.mark.loading
 def test_torch_is_not_imported_where_it_is_installed(tmp_path: Path, repository: Path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')\n")

@@ -23,6 +23,8 @@ from tests.models.dense import dense_attention
 from tests.models.running import attention_of, build_model, chunk_inputs, empty_pools
 from tests.models.tiny import CASES, read_hf_config, read_tensors
 
+pytestmark = pytest.mark.models
+
 LLAMA_70B = {
     "vocab_size": 128_256,
     "hidden_size": 8192,

@@ -138,6 +138,7 @@ def start(model: Path, **overrides: Any) -> None:
         pass
 
 
+@pytest.mark.engine
 def test_r18_a_model_with_code_runs_without_it(evil: Path, marker: Path) -> None:
     """The architecture is one that jaxllm has."""
     start(evil)

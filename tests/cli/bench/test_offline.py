@@ -97,6 +97,7 @@ def test_throughput(tokenizer: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert model.is_shut_down
 
 
+@pytest.mark.engine
 def test_a_real_engine(capsys: pytest.CaptureFixture[str]):
     engine = ["--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-model-len", "64"]
     sizes = ["--max-num-batched-tokens", "16", "--max-num-seqs", "8"]

@@ -321,6 +321,7 @@ def test_an_answer_goes_on_with_what_has_begun(server: Served) -> None:
     assert ask(server, "", messages=begun, max_tokens=2).status == 200
 
 
+@pytest.mark.server
 def test_an_answer_can_be_held_to_a_schema(tiny_server: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     config = {"format": {"type": "json_schema", "schema": {**schema, "additionalProperties": False}}}

@@ -94,6 +94,7 @@ def test_both_methods_answer_what_http_does(mock_server: Served, client: Client,
     assert not any(message.HasField("usage") for message in pieces[:-1])
 
 
+@pytest.mark.server
 def test_log_probabilities_are_https_to_the_bit(tiny_server: Served) -> None:
     fields = {"prompt": [30, 31, 32], "temperature": 0.0, "max_tokens": 4, "logprobs": 2, "prompt_logprobs": 1}
     [choice] = tiny_server.post("/v1/completions", fields).json["choices"]

@@ -196,6 +196,7 @@ def test_without_anything_to_answer_the_model_is_loaded(server: Served, fields: 
         assert (answer["done"], answer["done_reason"], answer[name]) == (True, "load", empty)
 
 
+@pytest.mark.server
 def test_an_answer_can_be_held_to_a_schema(tiny_server: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     form = {**schema, "additionalProperties": False}

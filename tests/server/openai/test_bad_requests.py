@@ -24,6 +24,7 @@ def client(tiny_server: Served) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("bad", list(bad_requests()), ids=lambda bad: bad.name)
 def test_r13_bad_requests_are_refused_by_name_over_http_and_grpc(tiny_server: Served, client: Client, bad: Bad) -> None:
     fields, words = {**GOOD, **bad.fields}, None
@@ -52,12 +53,14 @@ def test_r13_what_is_just_within_its_bounds_is_accepted(mock_server: Served, nam
             assert client.whole(message_of(fields)).usage.completion_tokens == 1
 
 
+@pytest.mark.server
 def test_r13_without_a_prompt_nothing_is_done(client: Client) -> None:
     code, details, metadata = refusal(lambda: client.whole(message_of({"max_tokens": 1})))
     assert (code, metadata["param"]) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt")
     assert "text or token_ids" in details
 
 
+@pytest.mark.server
 def test_r13_what_does_not_go_with_a_stream_is_refused_in_both(tiny_server: Served, client: Client) -> None:
     fields = {**GOOD, "prompt_logprobs": 1}
     refused = tiny_server.post("/v1/completions", {**fields, "stream": True}).json["error"]

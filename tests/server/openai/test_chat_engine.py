@@ -30,6 +30,7 @@ def tool_of(parameters: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {**F, "parameters": parameters}}
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("parameters", KINDS)
 def test_texts_tokens_and_logprobs_are_those_of_the_program(
     offline: LLM, tiny_server: Served, parameters: dict[str, Any]
@@ -59,6 +60,7 @@ def test_texts_tokens_and_logprobs_are_those_of_the_program(
         assert tokens == choice["logprobs"]["content"]
 
 
+@pytest.mark.server
 def test_log_probabilities_of_ids_stand_in_for_the_most_likely_ones(tiny_server: Served) -> None:
     body = {"messages": MESSAGES, "max_tokens": 3, "seed": 5, "return_tokens_as_token_ids": True, "logprobs": True}
     alone = tiny_server.post(PATH, body | {"logprob_token_ids": [40, 41, 42]}).json["choices"][0]["logprobs"]["content"]
@@ -78,6 +80,7 @@ def test_log_probabilities_of_ids_stand_in_for_the_most_likely_ones(tiny_server:
             assert top.keys() == {"token_id:40", "token_id:41", token}
 
 
+@pytest.mark.server
 def test_ollamas_form_has_the_same_log_probabilities(tiny_server: Served) -> None:
     body = {"messages": MESSAGES, "max_tokens": 6, "seed": 5, "logprobs": True, "top_logprobs": 2}
     expected = tiny_server.post(PATH, body).json["choices"][0]["logprobs"]["content"]
@@ -90,6 +93,7 @@ def test_ollamas_form_has_the_same_log_probabilities(tiny_server: Served) -> Non
     assert "logprobs" not in plain
 
 
+@pytest.mark.server
 @pytest.mark.parametrize(
     ("field", "fields"),
     [
@@ -112,6 +116,7 @@ def test_a_schema_that_cannot_be_enforced_is_refused_by_its_own_field(
         assert "start:" not in error["message"]
 
 
+@pytest.mark.server
 def test_the_sampled_token_is_among_the_likeliest(tiny_server: Served) -> None:
     body = {"messages": MESSAGES, "max_tokens": 20, "seed": 5, "temperature": 2.0, "logprobs": True, "top_logprobs": 1}
     shown = tiny_server.post(PATH, body).json["choices"][0]["logprobs"]["content"]
@@ -121,6 +126,7 @@ def test_the_sampled_token_is_among_the_likeliest(tiny_server: Served) -> None:
     assert all(entry["token"] in [each["token"] for each in entry["top_logprobs"]] for entry in wider)
 
 
+@pytest.mark.server
 def test_response_format(tiny_server: Served) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
@@ -134,6 +140,7 @@ def test_response_format(tiny_server: Served) -> None:
         assert refused.status == 400
 
 
+@pytest.mark.server
 def test_progress_of_a_prompt_is_what_the_core_has_computed(tiny: AsyncLLM, tiny_server: Served) -> None:
     async def run() -> tuple[list[tuple[int, int]], tuple[int, int]]:
         params = SamplingParams(max_tokens=1, temperature=0.0, output_kind=RequestOutputKind.DELTA)

@@ -37,6 +37,7 @@ def logprobs_of(events: list[Any], index: int) -> dict[str, list[Any]]:
     return logprobs
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("parameters", KINDS)
 def test_a_batch_is_what_the_program_generates(offline: LLM, tiny_server: Served, parameters: dict[str, Any]) -> None:
     prompts = [TokensPrompt(prompt_token_ids=each) for each in IDS]
@@ -60,6 +61,7 @@ def test_a_batch_is_what_the_program_generates(offline: LLM, tiny_server: Served
         assert logprobs_of(events, choice["index"]) == choice["logprobs"]
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_a_prompt_is_scored_as_the_program_scores_it(offline: LLM, tiny_server: Served, max_tokens: int) -> None:
     """What lm-eval's loglikelihood reads: the chosen token's value is among the top ones, to the bit."""
@@ -96,6 +98,7 @@ def test_echo_begins_each_answer_with_its_prompt(mock_server: Served) -> None:
     assert [each["text"] for each in only] == ["ab"]
 
 
+@pytest.mark.server
 def test_an_echo_of_ids_has_the_special_tokens_that_offsets_count(tiny_server: Served) -> None:
     special = tiny_server.llm.front.require_tokenizer().eos_token_id
     assert special is not None

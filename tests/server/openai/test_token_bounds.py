@@ -37,6 +37,7 @@ def ask(server: Served, path: str, fields: dict[str, Any]) -> Answer:
     return server.post(path, base | prompt | fields)
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize("name", FIELDS)
 def test_r21_ids_past_the_vocabulary_are_refused_by_name(tiny_server: Served, path: str, name: str) -> None:
@@ -47,6 +48,7 @@ def test_r21_ids_past_the_vocabulary_are_refused_by_name(tiny_server: Served, pa
         assert ask(tiny_server, path, given(name, token_id)).status == 200, token_id
 
 
+@pytest.mark.server
 def test_r21_prompts_have_ids_of_the_vocabulary(tiny_server: Served) -> None:
     for token_id in BAD_IDS:
         for prompt in ([token_id], [[5], [5, token_id]]):
@@ -57,6 +59,7 @@ def test_r21_prompts_have_ids_of_the_vocabulary(tiny_server: Served) -> None:
     assert tiny_server.post(COMPLETIONS, {"prompt": [0, VOCAB_SIZE - 1], "max_tokens": 1}).status == 200
 
 
+@pytest.mark.server
 def test_r21_bad_words_have_bounds(tiny_server: Served) -> None:
     for words in (["a" * 4097], [str(number) for number in range(129)], ["é" * 2000], [""], [" "], ["\ud800"]):
         answer = ask(tiny_server, COMPLETIONS, {"bad_words": words})
@@ -65,12 +68,14 @@ def test_r21_bad_words_have_bounds(tiny_server: Served) -> None:
     assert ask(tiny_server, COMPLETIONS, {"bad_words": ["a", "é", "😀"]}).status == 200
 
 
+@pytest.mark.server
 def test_r21_special_tokens_in_a_text_are_those_of_the_vocabulary(tiny_server: Served) -> None:
     text = "<s></s><pad><think></think><tool><call>" * 10
     answer = tiny_server.post(COMPLETIONS, {"prompt": text, "max_tokens": 2, "return_token_ids": True}).json
     assert max(answer["choices"][0]["prompt_token_ids"]) < VOCAB_SIZE
 
 
+@pytest.mark.server
 def test_r21_neighbours_have_the_same_logits_to_the_bit(tiny_server: Served) -> None:
     """While ids at the edge of the vocabulary, and past it, are asked for beside them."""
 

@@ -139,6 +139,7 @@ def test_what_agents_send_is_taken(server: Served, caplog: pytest.LogCaptureFixt
     assert sum("'heard_of_only_here'" in line for line in log) == 1
 
 
+@pytest.mark.server
 def test_a_text_has_the_form_that_is_asked_for(tiny_server: Served) -> None:
     schema = {
         "type": "object",
