@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -44,15 +44,20 @@ class Source:
         return ast.parse(self.text, self.where)
 
     @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """The tree's nodes in the order of `ast.walk`, which takes about as long as parsing."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> list[Import]:
         package = self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
-        return find_imports(self.tree, package)
+        return find_imports(self.nodes, package)
 
 
-def find_imports(tree: ast.AST, package: str = "") -> list[Import]:
+def find_imports(nodes: Iterable[ast.AST], package: str = "") -> list[Import]:
     """List every import of a file in `package`, those in functions and for type checkers too, by absolute names."""
     imports: list[Import] = []
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             imports += [Import(alias.name, None, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

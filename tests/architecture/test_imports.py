@@ -207,7 +207,7 @@ def target_module(imported: Import, known: set[str]) -> str | None:
 
 def test_lazy_and_type_only_imports_are_seen():
     text = "from __future__ import annotations\nif TYPE_CHECKING:\n    import a\ndef f():\n    from b import c\n"
-    assert [imported.module for imported in find_imports(ast.parse(text))] == ["__future__", "a", "b"]
+    assert [imported.module for imported in find_imports(ast.walk(ast.parse(text)))] == ["__future__", "a", "b"]
 
 
 IMPORTED_AS = {

@@ -8,10 +8,10 @@ import re
 import subprocess
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.architecture.sources import ROOT
+from tests.architecture.sources import ROOT, Source, sources
 
 PHRASES = re.compile(r"\b(of which|so many|be it|what of|lest)\b", re.IGNORECASE)
 
@@ -34,15 +34,15 @@ def offences(folder: str) -> Iterator[str]:
         for path in tracked("*.md"):
             yield from phrases(path, 1, path.read_text(encoding="utf-8"))
         return
-    for path in tracked(f"{folder}/*.py"):
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        for line, words in [*comments(text), *strings(tree, all_of_them=folder in PRODUCT)]:
-            yield from phrases(path, line, words)
-        yield from (f"{where(path, node.lineno)} {name}" for node, name in names(tree) if name in EMPTY_NAMES)
-        for line, words in strings(tree, all_of_them=False):
+    of_product = folder in PRODUCT
+    for source in sources(folder) if of_product else (Source(path, "") for path in tracked(f"{folder}/*.py")):
+        for line, words in [*comments(source.text), *strings(source.nodes, all_of_them=of_product)]:
+            yield from phrases(source.path, line, words)
+        offending = ((node, name) for node, name in names(source.nodes) if name in EMPTY_NAMES)
+        yield from (f"{source.where}:{node.lineno} {name}" for node, name in offending)
+        for line, words in strings(source.nodes, all_of_them=False):
             if FRAGMENT.match(words):
-                yield f"{where(path, line)} {words[:40]!r}"
+                yield f"{source.where}:{line} {words[:40]!r}"
 
 
 def tracked(pattern: str) -> list[Path]:
@@ -77,24 +77,22 @@ def comments(text: str) -> Iterator[tuple[int, str]]:
         yield first, "\n".join(block)
 
 
-def strings(tree: ast.Module, *, all_of_them: bool) -> Iterator[tuple[int, str]]:
+def strings(nodes: Sequence[ast.AST], *, all_of_them: bool) -> Iterator[tuple[int, str]]:
     """Yield the line and text of every docstring, attributes' among them, or of every string."""
     if all_of_them:
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.lineno, node.value
         return
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
 
 
-def names(tree: ast.Module) -> Iterator[tuple[ast.arg | ast.Name | ast.Attribute, str]]:
+def names(nodes: Sequence[ast.AST]) -> Iterator[tuple[ast.arg | ast.Name | ast.Attribute, str]]:
     """Yield each parameter, variable and attribute that a module defines, but for those of comprehensions."""
-    inner = {
-        id(name) for node in ast.walk(tree) if isinstance(node, ast.comprehension) for name in ast.walk(node.target)
-    }
-    for node in ast.walk(tree):
+    inner = {id(name) for node in nodes if isinstance(node, ast.comprehension) for name in ast.walk(node.target)}
+    for node in nodes:
         if isinstance(node, ast.arg):
             yield node, node.arg
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and id(node) not in inner:
@@ -116,10 +114,10 @@ def function(own, *, ok):
 
 
 def test_offences_are_found(tmp_path: Path):
-    tree = ast.parse(EXAMPLE)
-    assert {name for _, name in names(tree)} & EMPTY_NAMES == {"own", "given", "place", "found"}
+    nodes = list(ast.walk(ast.parse(EXAMPLE)))
+    assert {name for _, name in names(nodes)} & EMPTY_NAMES == {"own", "given", "place", "found"}
     file = ROOT / "example.py"
-    text = [*comments(EXAMPLE), *strings(tree, all_of_them=True)]
+    text = [*comments(EXAMPLE), *strings(nodes, all_of_them=True)]
     hits = Counter(hit for line, words in text for hit in phrases(file, line, words))
     assert hits == {"example.py:5 of which": 1, "example.py:3 be it": 1, "example.py:9 so many": 1}
-    assert [line for line, words in strings(tree, all_of_them=False) if FRAGMENT.match(words)] == [2]
+    assert [line for line, words in strings(nodes, all_of_them=False) if FRAGMENT.match(words)] == [2]
