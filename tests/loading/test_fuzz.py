@@ -159,6 +159,7 @@ def test_the_files_that_are_mutated_are_valid(tmp_path: Path):
 TOKENIZERS: dict[str, dict[str, Any]] = {
     "llama": {"scores": [0.0, 0.0, -1.0, -2.0, -3.0, -4.0], "unknown_token_id": 0},
     "gpt2": {"merges": ["a b"], "pre": "qwen2"},
+    "bert": {"cls_token_id": 0, "seperator_token_id": 1, "unknown_token_id": 2},
 }
 TOKENS = {"tokens": ["<s>", "</s>", "a", "b", "ab", "\u2581"], "token_type": [3, 3, 1, 1, 1, 1], "bos_token_id": 0}
 VALUES = st.one_of(
@@ -171,24 +172,42 @@ VALUES = st.one_of(
 )
 
 
+ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss", "gemma2", "gemma3"),
+    *("qwen35", "qwen3next", "lfm2moe", "granitehybrid", "nemotron_h_moe", "deepseek2", "bert"),
+)
+STATES = {"conv_kernel": 4, "state_size": 4, "group_count": 1, "time_step_rank": 2, "inner_size": 8}
+LATENTS = {"kv_lora_rank": 8, "q_lora_rank": 8, "key_length_mla": 8, "value_length_mla": 4}
+LAYER = {
+    **{f"blk.0.{name}.weight": (8, 8) for name in ("attn_qkv", "ssm_out", "attn_q", "attn_k", "ffn_gate_inp")},
+    **dict.fromkeys(("token_types.weight", "blk.0.ssm_a", "blk.0.ssm_d"), (2, 1)),
+    "blk.0.ssm_norm.weight": (1, 8),
+    "blk.0.attn_k_b.weight": (2, 4, 8),
+    "blk.0.attn_v_b.weight": (2, 8, 4),
+}
+
+
 @st.composite
 def contradicting_models(draw: st.DrawFn) -> bytes:
     """Draw a whole GGUF file in which some metadata say something else, or are missing."""
-    arch = draw(
-        st.sampled_from(("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss", "gemma2", "gemma3"))
-    )
+    arch = draw(st.sampled_from(ARCHITECTURES))
     kind = draw(st.sampled_from(tuple(TOKENIZERS)))
     tokenizer = TOKENS | TOKENIZERS[kind] | {"model": kind, "eos_token_id": 1}
     more = {"attention.sliding_window": 16, "rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}
     more |= {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
     more |= {"expert_shared_feed_forward_length": 8, "nextn_predict_layers": 0}
+    more |= {f"ssm.{key}": value for key, value in STATES.items()} | {"shortconv.l_cache": 3}
+    more |= {f"attention.{key}": value for key, value in LATENTS.items()} | {"rope.dimension_count": 2}
+    more |= {"pooling_type": 1, "expert_shared_count": 1, "expert_group_count": 1, "leading_dense_block_count": 0}
     metadata = llama_metadata(arch, more) | {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()}
     for key in draw(st.lists(st.sampled_from(sorted(metadata)), min_size=1, max_size=3)):
         if key == "general.architecture" or draw(st.booleans()):
             metadata.pop(key, None)
         else:
             metadata[key] = draw(VALUES)
-    return gguf_bytes(metadata, gguf_f32({"token_embd.weight": np.ones((6, 8)), "output_norm.weight": np.ones(8)}))
+    layer = {name: np.ones(LAYER[name]) for name in draw(st.sets(st.sampled_from(sorted(LAYER))))}
+    tensors = {"token_embd.weight": np.ones((6, 8)), "output_norm.weight": np.ones(8)} | layer
+    return gguf_bytes(metadata, gguf_f32(tensors))
 
 
 def read_settings(path: Path) -> None:

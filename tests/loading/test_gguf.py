@@ -106,9 +106,30 @@ def test_malformed_files_are_value_errors(tmp_path: Path, data: bytes):
         read(tmp_path / "x.gguf", data)
 
 
-def test_an_unsupported_quantization_is_named(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"'w' has the type IQ2_S.*Q4_K.*llama-quantize"):
-        read(tmp_path / "x.gguf", BAD["unsupported tensor type"])
+UNREAD_TYPES = {
+    "IQ2_XXS": 16,
+    "IQ2_XS": 17,
+    "IQ3_XXS": 18,
+    "IQ1_S": 19,
+    "IQ3_S": 21,
+    "IQ2_S": 22,
+    "IQ1_M": 29,
+    "TQ1_0": 34,
+    "TQ2_0": 35,
+    "NVFP4": 40,
+}
+"""The types of quantized files that are not read, with llama.cpp's numbers."""
+
+
+@pytest.mark.parametrize(("name", "number"), UNREAD_TYPES.items())
+def test_an_unsupported_quantization_is_named(tmp_path: Path, name: str, number: int):
+    with pytest.raises(ValueError, match=rf"'w' has the type {name}, .*Q4_K.*llama-quantize --allow-requantize"):
+        read(tmp_path / "x.gguf", gguf_bytes({}, {"w": (number, (256,), b"\0" * 82)}))
+
+
+def test_a_big_endian_file_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"a big-endian GGUF file.*Convert it with.*gguf_convert_endian\.py"):
+        read(tmp_path / "x.gguf", BAD["big endian"])
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in TENSOR_TYPES.values() if kind.name != "F32"])

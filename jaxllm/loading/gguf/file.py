@@ -225,7 +225,10 @@ class _Reader:
             raise ValueError("not a GGUF file: it does not start with the letters GGUF")
         version = self._unpack(_U32)
         if version in (2 << 24, 3 << 24):
-            raise ValueError("a big-endian GGUF file; only little-endian ones are supported")
+            raise ValueError(
+                "a big-endian GGUF file; only little-endian ones are supported. Convert it with gguf-py's "
+                "gguf_convert_endian.py, or take a little-endian one"
+            )
         if version not in (2, 3):
             raise ValueError(f"GGUF version {version} is not supported; versions 2 and 3 are")
         num_tensors, num_values = self._unpack(_U64), self._unpack(_U64)

@@ -87,14 +87,13 @@ def _reordered(stem: str, shape: tuple[int, ...], config: Mapping[str, Any], lay
     if stem not in sizes:
         return layout
     size = sizes[stem]
-    order = np.arange(num_values * size).reshape(num_values // num_keys, num_keys, size).swapaxes(0, 1).ravel()
-    if stem in ("attn_qkv", "ssm_conv1d"):
-        num_before = 2 * num_keys * config["linear_key_head_dim"]
-        order = np.concatenate([np.arange(num_before), num_before + order])
-    if shape[-1 if stem == "ssm_out" else 0] != len(order):
+    num_before = 2 * num_keys * config["linear_key_head_dim"] if stem in ("attn_qkv", "ssm_conv1d") else 0
+    if shape[-1 if stem == "ssm_out" else 0] != num_before + num_values * size:
         raise ValueError(f"its shape {shape} does not fit {num_keys} key heads and {num_values} value heads")
+    heads = num_before + np.arange(num_values * size).reshape(num_values // num_keys, num_keys, size)
+    order = np.concatenate([np.arange(num_before), heads.swapaxes(0, 1).ravel()])
     if stem == "ssm_out":
-        return Layout(convert=lambda values: values[:, order])
+        return Layout(convert=lambda values: values[..., order])
     return (layout or Layout())._replace(order=order)
 
 
