@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "arcee": "arcee",
     "ernie4_5": "ernie4_5",
     "hunyuan": "hunyuan-dense",
+    "hunyuan_moe": "hunyuan-moe",
     "granite": "granite",
     "olmoe": "olmoe",
 }
@@ -54,6 +55,8 @@ NAMES = {
     "post_feedforward_layernorm": "post_ffw_norm",
     "post_mlp_layernorm": "post_ffw_norm",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.gate.wg": "ffn_gate_inp",
+    **{f"mlp.shared_mlp.{kind}_proj": f"ffn_{kind}_shexp" for kind in ("gate", "up", "down")},
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
@@ -78,9 +81,19 @@ KEYS = {
     "residual_scale": "residual_multiplier",
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
     "use_parallel_residual": "use_parallel_residual",
 }
-NOT_IN_FILES = {"phi": {"qk_layernorm": False}, "starcoder2": {"sliding_window": 4096}}
+NOT_IN_FILES: dict[str, dict[str, Any]] = {
+    "phi": {"qk_layernorm": False},
+    "starcoder2": {"sliding_window": 4096},
+    "hunyuan_moe": {
+        "moe_topk": 3,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 16,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+}
 """What files do not hold, and the models that people run have."""
 
 
