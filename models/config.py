@@ -153,9 +153,13 @@ class MoESpec:
     expert_bias: bool = False
     swiglu_limit: float | None = None
     """The bound to which the clamped SwiGLU clips gates and ups; None for the layer's `hidden_act`."""
+    act_limit: float | None = None
+    """The bound of activated gates, and of ups on both sides; None for no bound."""
     shared_size: int | None = None
     """The width of the shared expert, which all tokens go through; None if there is none."""
     shared_gate: bool = False
+    shared_scale: float = 1.0
+    """The factor on the shared expert's output."""
     latent_size: int | None = None
     """The width of experts' inputs and outputs, if the stream is projected to it and back; else None."""
 
@@ -180,7 +184,7 @@ class MoESpec:
     @property
     def is_plain(self) -> bool:
         """Return whether an expert is a gated MLP without biases and clipping."""
-        return not self.expert_bias and self.swiglu_limit is None
+        return not self.expert_bias and self.swiglu_limit is None and self.act_limit is None
 
 
 POOLING_TYPES = ("CLS", "LAST", "MEAN")
@@ -293,12 +297,20 @@ class LayerSpec:
     """The norms of q and k are over all heads together instead of over single heads."""
     qk_norm_by_head: bool = False
     """The norms of q and k are LayerNorms of single heads, each with scales of its own."""
+    qk_norms_apart: bool = False
+    """The checkpoint has a tensor for the scales of each head, instead of one for all heads."""
     rotated_norm: float | None = None
     """The epsilon of the norms of q and k, if they come after the rotation; None if they come before it."""
     qk_unit_norm: float | None = None
     """The epsilon for dividing each head's queries and keys by their root mean square; None for no division."""
+    qkv_limit: float | None = None
+    """The bound to which queries, keys and values are clipped before the rotation; None for no bound."""
     v_norm: bool = False
     """Values are divided by their root mean square."""
+    v_dim: int | None = None
+    """The size of a head's values, if they are smaller than keys; the cache holds them filled up with zeros."""
+    v_scale: float = 1.0
+    """The factor on values."""
     k_is_v: bool = False
     """One projection serves for both: values are the keys before their norm."""
     borrows_kv: bool = False
@@ -325,6 +337,8 @@ class LayerSpec:
     """The layer has an MLP or experts; without them it is attention or a recurrent state alone."""
     gated: bool = True
     """The MLP, or each expert, multiplies by a gate."""
+    mlp_limit: float | None = None
+    """The bound of the activated gates of the MLP or the shared expert, and of ups on both sides; None for no bound."""
     moe: MoESpec | None = None
     """The experts in place of the MLP, or in Gemma 4 beside it; None for a dense layer."""
     input_size: int | None = None
@@ -349,6 +363,8 @@ class LayerSpec:
         if self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.key_dim):
             shape = f"{self.num_kv_heads} kv heads of size {self.head_dim}"
             raise ValueError(f"{shape} do not fit latent attention, which has 1 of size {self.latent.key_dim}")
+        if self.v_dim is not None and (self.v_dim > self.head_dim or self.k_is_v or self.borrows_kv or self.qkv_bias):
+            raise ValueError(f"v_head_dim is {self.v_dim}, and head_dim {self.head_dim}; larger values do not fit")
         if self.window is not None and self.attention_chunk is not None:
             raise ValueError(f"a layer has a window of {self.window} and chunks of {self.attention_chunk} tokens")
 

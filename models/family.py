@@ -60,8 +60,8 @@ class Family:
     encoder: Family | None = None
     """The encoder of an encoder-decoder. Its `config_from_hf` takes the same config.json."""
     leaves_out: tuple[str, ...] = ()
-    """Glob patterns of tensors in its checkpoints that it does not use; `{after}` is the number after the last layer's.
-    Tensors that no family uses need not be listed."""
+    """Glob patterns of tensors in its checkpoints that it does not use; `{after}` is the number of a layer that follows
+    the last. Tensors that no family uses need not be listed."""
 
     @property
     def encoders(self) -> dict[str, Family | None]:

@@ -38,6 +38,9 @@ from .plan import LayerPlan
 from .quantization import METHODS
 from .registry import get_family
 
+_MAX_DRAFT_LAYERS = 4
+"""The most layers after a model's own, which predict further tokens, in a checkpoint."""
+
 
 class _Declared(NamedTuple):
     """A parameter as a layer declares it."""
@@ -307,7 +310,10 @@ class ModelSpecs:
             if path.startswith(("layers.attn.k", "layers.attn.v"))
         ]
         projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
-        ignored = tuple(pattern.format(after=self.config.num_layers) for pattern in self.family.ignored)
+        after = range(self.config.num_layers, self.config.num_layers + _MAX_DRAFT_LAYERS)
+        ignored = tuple(
+            dict.fromkeys(pattern.format(after=number) for pattern in self.family.ignored for number in after)
+        )
         for encoder in self.encoders.values():
             ignored = tuple(pattern for pattern in ignored if not encoder.family.has_tensors_like(pattern))
             ignored += encoder.ignored_tensors

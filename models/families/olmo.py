@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import ModelConfig, MoESpec
 from ..family import Family
-from ..fields import read_bool, read_int, read_optional_int
+from ..fields import read_bool, read_int, read_optional_float, read_optional_int
 from ..names import TensorName
 from ..reading import (
     every_nth_global,
@@ -62,15 +62,14 @@ def _olmo3_config(hf: Mapping[str, Any]) -> ModelConfig:
 def _olmoe_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read an OLMoE config.json."""
     hf = _OLMOE_DEFAULTS | dict(hf)
-    if hf.get("clip_qkv") is not None:
-        raise ValueError(f"clip_qkv is {hf['clip_qkv']}; bounds of queries, keys and values are not supported")
     moe = MoESpec(
         num_experts=read_int(hf, "num_experts"),
         top_k=read_int(hf, "num_experts_per_tok"),
         intermediate_size=read_int(hf, "intermediate_size"),
         normalizes=read_bool(hf, "norm_topk_prob"),
     )
-    return _read("OlmoeForCausalLM", hf, moe=moe, pre_norms=True, post_norms=False)
+    limit = read_optional_float(hf, "clip_qkv")
+    return _read("OlmoeForCausalLM", hf, moe=moe, pre_norms=True, post_norms=False, qkv_limit=limit)
 
 
 def _read(architecture: str, hf: Mapping[str, Any], **fields: Any) -> ModelConfig:

@@ -25,11 +25,13 @@ class Attention(nnx.Module):
             Part("k", "kv_heads", k, rotates=True),
             Part("v", "kv_heads", k),
         )
-        self.heads = heads[: 1 if spec.borrows_kv else 2 if spec.k_is_v else 3]
+        self.heads = heads[: 1 if spec.borrows_kv else 2 if spec.k_is_v or spec.v_dim else 3]
         if spec.output_gate and not spec.gate_by_head:
             self.heads = (*self.heads, Part("gate", "heads", n))
         self.qkv = declare_merged(self.heads, (h, d), ("head_dim", "embed"), cfg.num_shards, dtype, 1)
-        self.o = declare((d, n * h), ("embed", "heads"), dtype, 1)
+        if spec.v_dim is not None:
+            self.v = declare((k, spec.v_dim, d), ("kv_heads", "head_dim", "embed"), dtype, 1)
+        self.o = declare((d, n * (spec.v_dim or h)), ("embed", "heads"), dtype, 1)
         if spec.output_gate and spec.gate_by_head:
             self.gate = declare((n, d), ("heads", "embed"), dtype, 1)
         if spec.qkv_bias:
@@ -44,8 +46,10 @@ class Attention(nnx.Module):
             self.q_norm = HeadsNorm(n, h, "heads", cfg, dtype)
             self.k_norm = HeadsNorm(k, h, "kv_heads", cfg, dtype)
         elif spec.qk_norm and spec.qk_norm_by_head:
-            self.q_norm = LayerNormByHead(n, h, "heads", cfg, dtype)
-            self.k_norm = LayerNormByHead(k, h, "kv_heads", cfg, dtype)
+            apart = spec.qk_norms_apart
+            self.q_norm = LayerNormByHead(n, h, "heads", cfg, dtype, is_apart=apart)
+            num_stored = k // spec.kv_repeats if apart else k
+            self.k_norm = LayerNormByHead(num_stored, h, "kv_heads", cfg, dtype, is_apart=apart)
         elif spec.qk_norm:
             self.q_norm = make_norm(h, "head_dim", cfg, dtype, rotates=True)
             if not spec.borrows_kv:
@@ -71,16 +75,24 @@ class Attention(nnx.Module):
         sinks_n = self.sinks[...] if self.spec.sinks else None
         if self.spec.borrows_kv:
             return Heads(q_tnh, None, None, sinks_n, gate_tnh)
-        k_tkh, v_tkh = keys_values[0], keys_values[-1]
+        k_tkh = keys_values[0]
+        v_tkh = keys_values[-1] if self.spec.v_dim is None else linear(x_td, self.v)
         if norms_here:
             k_tkh = self.k_norm(k_tkh)
         if self.spec.qk_unit_norm is not None:
             k_tkh = unit_norm(k_tkh, self.spec.qk_unit_norm)
         if self.spec.v_norm:
             v_tkh = unit_norm(v_tkh, self.eps)
+        if (limit := self.spec.qkv_limit) is not None:
+            q_tnh, k_tkh, v_tkh = (jnp.clip(x, -limit, limit) for x in (q_tnh, k_tkh, v_tkh))
+        if self.spec.v_scale != 1.0:
+            v_tkh = v_tkh * self.spec.v_scale
+        if self.spec.v_dim is not None:
+            v_tkh = jnp.pad(v_tkh, ((0, 0), (0, 0), (0, self.spec.head_dim - self.spec.v_dim)))
         scales_2h = (self.q_norm.scale[...], self.k_norm.scale[...]) if norms_later else None
         return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh, scales_2h)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
+        attended_tnh = attended_tnh[..., : self.spec.v_dim]
         return linear(attended_tnh, self.o, plus=plus_td, bias=self.o_bias if self.spec.o_bias else None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -9,6 +12,13 @@ from jax.typing import DTypeLike
 from ..config import LayerSpec, ModelConfig
 from .linear import ACTIVATIONS, gated_linear, linear
 from .params import Part, declare, declare_merged, split
+
+
+def gate_by(act: Callable[[Array], Array], gate: Array, up: Array, limit: float | None) -> Array:
+    """Return act(gate) * up; the former is at most `limit`, and ups are within it on both sides, unless it is None."""
+    if limit is None:
+        return act(gate) * up
+    return jnp.minimum(act(gate), limit) * jnp.clip(up, -limit, limit)
 
 
 class GatedMLP(nnx.Module):
@@ -19,7 +29,7 @@ class GatedMLP(nnx.Module):
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1)
         self.down = declare((d, f), ("embed", "mlp"), dtype, 1)
-        self.act, self.has_bias = spec.hidden_act, spec.mlp_bias
+        self.act, self.has_bias, self.limit = spec.hidden_act, spec.mlp_bias, spec.mlp_limit
         if spec.mlp_bias:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]
             self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype)
@@ -27,10 +37,12 @@ class GatedMLP(nnx.Module):
 
     def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
-        if not self.has_bias:
+        if not self.has_bias and self.limit is None:
             return linear(gated_linear(x_td, self.gate_up, self.parts, self.act), self.down, plus=plus_td)
-        gate_tf, up_tf = split(linear(x_td, self.gate_up) + self.gate_up_bias[...][None], self.parts)
-        return linear(ACTIVATIONS[self.act](gate_tf) * up_tf, self.down, plus=plus_td) + self.down_bias[...][None]
+        both = linear(x_td, self.gate_up)
+        gate_tf, up_tf = split(both + self.gate_up_bias[...][None] if self.has_bias else both, self.parts)
+        out_td = linear(gate_by(ACTIVATIONS[self.act], gate_tf, up_tf, self.limit), self.down, plus=plus_td)
+        return out_td + self.down_bias[...][None] if self.has_bias else out_td
 
 
 class PlainMLP(nnx.Module):

@@ -31,7 +31,7 @@ from ..config import LayerSpec, ModelConfig, MoESpec
 from ..params import EXPERT_AXIS, MESH_AXES, MODEL_AXIS
 from ..weights import LayerOf, Ops, held_by
 from .linear import ACTIVATIONS, linear
-from .mlp import GatedMLP, PlainMLP
+from .mlp import GatedMLP, PlainMLP, gate_by
 from .params import Part, declare, declare_merged
 
 SWIGLU_GAIN = 1.702
@@ -176,7 +176,7 @@ class Experts(nnx.Module):
     def _gated(self, gate_rf: Array, up_rf: Array) -> Array:
         limit = self.spec.swiglu_limit
         if limit is None:
-            return ACTIVATIONS[self.act](gate_rf) * up_rf
+            return gate_by(ACTIVATIONS[self.act], gate_rf, up_rf, self.spec.act_limit)
         gate_rf, up_rf = jnp.minimum(gate_rf, limit), jnp.clip(up_rf, -limit, limit)
         return gate_rf * jax.nn.sigmoid(gate_rf * SWIGLU_GAIN) * (up_rf + 1)
 
@@ -199,6 +199,7 @@ class MoE(nnx.Module):
         assert spec.moe is not None
         self.router, self.experts = Router(spec.moe, cfg), Experts(spec, cfg, dtype)
         self.has_shared, self.has_gate = spec.moe.shared_size is not None, spec.moe.shared_gate
+        self.shared_scale = spec.moe.shared_scale
         if spec.moe.shared_size is not None:
             shared_spec = replace(spec, intermediate_size=spec.moe.shared_size)
             self.shared = (GatedMLP if spec.gated else PlainMLP)(shared_spec, cfg, dtype)
@@ -218,7 +219,7 @@ class MoE(nnx.Module):
             if self.has_gate:
                 gate_td = x_td.astype(jnp.float32) * self.shared_gate[...].astype(jnp.float32)
                 shared_td = jax.nn.sigmoid(jnp.sum(gate_td, axis=1, keepdims=True)) * shared_td
-            total_td = total_td + shared_td
+            total_td = total_td + (shared_td if self.shared_scale == 1.0 else self.shared_scale * shared_td)
         out_td = total_td.astype(x_td.dtype)
         return out_td if plus_td is None else plus_td + out_td
 

@@ -97,14 +97,22 @@ class HeadsNorm(RMSNorm):
 
 
 class LayerNormByHead(nnx.Module):
-    """LayerNorm of single heads without a bias; each head has scales of its own."""
+    """LayerNorm of single heads without a bias; each head has scales of its own.
 
-    def __init__(self, num_heads: int, head_dim: int, axis: str, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        self.scale = declare((num_heads, head_dim), (axis, "head_dim"), dtype, rotates=True)
+    With `is_apart` the checkpoint has a tensor for each head, as it may have for each expert, and so the heads of one
+    layer are an axis of experts. Each device has the scales of all heads.
+    """
+
+    def __init__(
+        self, num_heads: int, head_dim: int, axis: str, cfg: ModelConfig, dtype: DTypeLike, *, is_apart: bool = False
+    ) -> None:
+        self.scale = declare((num_heads, head_dim), ("experts" if is_apart else axis, "head_dim"), dtype, rotates=True)
         self.eps = cfg.norm_eps
 
     def __call__(self, x: Array) -> Array:
         """Normalise [t, heads, head_dim]; the shape and dtype stay."""
-        x32 = x.astype(jnp.float32)
+        x32, scale_nh = x.astype(jnp.float32), self.scale[...].astype(jnp.float32)
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        return (unit_norm(centered, self.eps) * self.scale[...].astype(jnp.float32)[None]).astype(x.dtype)
+        # Heads may be repeated where there are more devices.
+        scale_nh = jnp.repeat(scale_nh, x.shape[1] // len(scale_nh), axis=0)
+        return (unit_norm(centered, self.eps) * scale_nh[None]).astype(x.dtype)

@@ -12,6 +12,7 @@ attention: whole-prompt prefill, then cached greedy decoding.
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -145,6 +146,8 @@ class Case(NamedTuple):
 
     model: str
     config: Callable[[], Any]
+    publish: Callable[[Path], None] | None = None
+    """Rewrite the folder as checkpoints are published, where HF cannot read those."""
 
 
 def llama(**changes: Any) -> Case:
@@ -441,6 +444,136 @@ def llama4() -> Any:
         boi_token_index=3,
         eoi_token_index=4,
         image_token_index=5,
+    )
+
+
+def publish_step3p5(folder: Path) -> None:
+    """Leave the text model of a saved Step 3.7, with Step 3.5's keys, as if there were a layer that predicts more."""
+    path = folder / "config.json"
+    text = json.loads(path.read_text())["text_config"]
+    kinds = [*text["layer_types"], "full_attention"]
+    ropes = [text["rope_parameters"][kind] for kind in kinds]
+    scaling = {name: value for name, value in ropes[0].items() if name not in ("rope_theta", "partial_rotary_factor")}
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
+    same += ("max_position_embeddings", "rms_norm_eps", "moe_intermediate_size", "sliding_window", "share_expert_dim")
+    same += ("moe_router_scaling_factor", "bos_token_id", "eos_token_id", "pad_token_id", "dtype")
+    groups = text["num_key_value_heads"]
+    heads = {"num_attention_heads": text["num_sliding_attention_heads"], "num_attention_groups": groups, "head_dim": 16}
+    sparse = [str(layer) for layer, kind in enumerate(text["mlp_layer_types"]) if kind == "sparse"]
+    config = {name: text[name] for name in same if name in text} | {
+        "architectures": ["Step3p5ForCausalLM"],
+        "model_type": "step3p5",
+        "num_attention_groups": groups,
+        "attention_other_setting": {"attention_type": "sliding_attention", **heads},
+        "layer_types": kinds,
+        "rope_theta": [rope["rope_theta"] for rope in ropes],
+        "partial_rotary_factors": [rope["partial_rotary_factor"] for rope in ropes],
+        "rope_scaling": scaling,
+        "yarn_only_types": ["full_attention"],
+        "moe_num_experts": text["n_routed_experts"],
+        "moe_top_k": text["num_experts_per_tok"],
+        "moe_layers_enum": ",".join(sparse),
+        "swiglu_limits": [*text["swiglu_limits"], 0.0],
+        "swiglu_limits_shared": [*text["swiglu_limits_shared"], 0.0],
+        "num_nextn_predict_layers": 1,
+    }
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: held for name, held in tensors.items() if name.startswith(("model.layers.", "lm_head."))} | {
+        name: tensors[name] for name in ("model.embed_tokens.weight", "model.norm.weight")
+    }
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def publish_bailing(folder: Path) -> None:
+    """Name a saved GLM-4.5, which has the same layers, as Ling 2.0 is published."""
+    path, renamed = folder / "config.json", dict[str, torch.Tensor]()
+    config = json.loads(path.read_text())
+    names = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+    config = {names.get(name, name): value for name, value in config.items()} | {
+        "architectures": ["BailingMoeV2ForCausalLM"],
+        "model_type": "bailing_moe_v2",
+        "use_qkv_bias": config["attention_bias"],
+        "use_bias": False,
+        "score_function": "sigmoid",
+        "moe_router_enable_expert_bias": True,
+        "partial_rotary_factor": config["rope_parameters"]["partial_rotary_factor"],
+    }
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    changes = {
+        "embed_tokens": "word_embeddings",
+        "self_attn.o_proj": "attention.dense",
+        "self_attn.q_norm": "attention.query_layernorm",
+        "self_attn.k_norm": "attention.key_layernorm",
+        "e_score_correction_bias": "expert_bias",
+    }
+    tensors = load_file(folder / "model.safetensors")
+    for name, held in tensors.items():
+        if ".q_proj." in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            renamed[name.replace("self_attn.q_proj", "attention.query_key_value")] = torch.cat(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            for theirs, ours in changes.items():
+                name = name.replace(theirs, ours)
+            renamed[name] = held
+    save_file(renamed, folder / "model.safetensors", {"format": "pt"})
+
+
+def step3p7() -> Any:
+    """Return a Step 3.7 with a small tower, which no golden runs."""
+    text = dict(
+        {name: value for name, value in SMALL.items() if name != "pad_token_id"},
+        pad_token_id=0,
+        num_hidden_layers=3,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+        num_sliding_attention_heads=3,
+        n_routed_experts=8,
+        **MOE,
+        share_expert_dim=24,
+        sliding_window=24,
+        moe_router_scaling_factor=1.5,
+        swiglu_limits=[0.0, 0.0, 0.4],
+        swiglu_limits_shared=[0.3, 0.4, 0.0],
+        rope_parameters={
+            "full_attention": SCALED | {"partial_rotary_factor": 0.5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
+        },
+    )
+    vision = dict(VISION, image_size=28, patch_size=14, mlp_ratio=1.0, max_position_embeddings=4)
+    return transformers.Step3p7Config(text_config=text, vision_config=vision)
+
+
+def mimo_v2() -> Any:
+    """Return a MiMo V2 with a dense and two sparse layers, one of which has a window."""
+    ropes = {"full_attention": 100_000.0, "sliding_attention": 1000.0}
+    return transformers.MiMoV2FlashConfig(
+        **SMALL | {"num_hidden_layers": 3},
+        **MOE,
+        n_routed_experts=8,
+        v_head_dim=12,
+        sliding_window=24,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": 0.5}
+            for kind, theta in ropes.items()
+        },
+    )
+
+
+def cohere2_moe(**changes: Any) -> Any:
+    """Return a Cohere 2 with experts after a dense layer."""
+    sizes = SMALL | {"num_hidden_layers": 4, "intermediate_size": 16}
+    return transformers.Cohere2MoeConfig(
+        **sizes,
+        first_k_dense_replace=1,
+        prefix_dense_intermediate_size=48,
+        sliding_window=24,
+        sliding_window_pattern=3,
+        num_experts=8,
+        num_experts_per_tok=3,
+        logit_scale=0.25,
+        **changes,
     )
 
 
@@ -768,6 +901,43 @@ CASES = {
             rope_parameters=yarn(),
         ),
     ),
+    "mimo_v2": Case("MiMoV2FlashForCausalLM", mimo_v2),
+    "cohere2_moe": Case("Cohere2MoeForCausalLM", lambda: cohere2_moe(num_shared_experts=2, attention_bias=True)),
+    "north": Case(
+        "Cohere2MoeForCausalLM",
+        lambda: cohere2_moe(rms_norm_eps=1e-6, expert_selection_fn="sigmoid", norm_topk_prob=False),
+    ),
+    "step3p5": Case("Step3p7ForConditionalGeneration", step3p7, publish_step3p5),
+    "bailing_moe_v2": Case(
+        "Glm4MoeForCausalLM",
+        lambda: transformers.Glm4MoeConfig(
+            **SMALL,
+            **MOE,
+            n_routed_experts=8,
+            n_group=4,
+            topk_group=2,
+            routed_scaling_factor=2.5,
+            first_k_dense_replace=1,
+            use_qk_norm=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+        ),
+        publish_bailing,
+    ),
+    "stablelm_12b": Case(
+        "StableLmForCausalLM",
+        lambda: transformers.StableLmConfig(
+            **OWN_HEADS | {"num_attention_heads": 4, "num_key_value_heads": 2},
+            use_parallel_residual=True,
+            qk_layernorm=True,
+            partial_rotary_factor=0.5,
+        ),
+    ),
+    "olmoe_clipped": Case(
+        "OlmoeForCausalLM",
+        lambda: transformers.OlmoeConfig(
+            **OWN_HEADS | {"intermediate_size": 16}, num_experts=8, num_experts_per_tok=3, clip_qkv=0.7
+        ),
+    ),
     "hy_v3": Case(
         "HYV3ForCausalLM",
         lambda: transformers.HYV3Config(**SMALL, **MOE, num_experts=8, num_shared_experts=2, attention_bias=True),
@@ -799,7 +969,7 @@ CASES = {
 }
 
 
-WITH_NORM_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_multimodal", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+WITH_NORM_OFFSET = ("gemma", "gemma2", "gemma3", "gemma3_multimodal", "qwen3_next", "qwen3_5", "qwen3_5_moe", "step3p5")
 """Cases with norms that add 1 to their scales."""
 
 
@@ -908,6 +1078,8 @@ def make(name: str, case: Case, folder: Path) -> None:
         arrays, doubt = golden(folder, model_class)
         gap = smallest_gap(arrays)
         if gap > MIN_GAP and (doubt < MAX_DOUBT or "rope" in name):
+            if case.publish is not None:
+                case.publish(folder)
             np.savez_compressed(folder / "golden.npz", **arrays)
             size = sum(path.stat().st_size for path in folder.iterdir()) // 1024
             print(f"{name}: seed {seed}, smallest gap {gap:.4f}, {doubt:.0e} in doubt, {size} KB")

@@ -24,8 +24,19 @@ SIZES: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("architecture", "change", "message"),
     [
-        ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is True"),
-        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv is 8.0"),
+        ("HYV3ForCausalLM", {"qk_norm": False}, "qk_norm is False"),
+        ("HYV3ForCausalLM", {"mlp_layer_types": ["dense"]}, r"mlp_layer_types is \['dense'\]"),
+        ("MiMoV2FlashForCausalLM", {"n_shared_experts": 1}, "n_shared_experts is 1"),
+        ("MiMoV2FlashForCausalLM", {"v_head_dim": 256}, "v_head_dim is 256, and head_dim 192"),
+        (
+            "MiMoV2ForCausalLM",
+            {"attention_projection_layout": "fused_qkv"},
+            "attention_projection_layout is 'fused_qkv'; only q_proj, k_proj and v_proj",
+        ),
+        ("Cohere2MoeForCausalLM", {"expert_selection_fn": "relu"}, "expert_selection_fn is 'relu'"),
+        ("Step3p5ForCausalLM", {"use_head_wise_attn_gate": False}, "use_head_wise_attn_gate is False"),
+        ("Step3p5ForCausalLM", {"moe_layers_enum": "3,x"}, "moe_layers_enum is '3,x'"),
+        ("BailingMoeV2ForCausalLM", {"use_qk_norm": False, "moe_intermediate_size": 8}, "use_qk_norm is False"),
         ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is True"),
         ("Ernie4_5_MoeForCausalLM", {"moe_norm_min": 0.1}, "moe_norm_min is 0.1"),
         ("HunYuanMoEV1ForCausalLM", {"num_shared_expert": [1, 2]}, r"num_shared_expert is \[1, 2\]"),
