@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxllm.parsers.incoming import Incoming, Reading
+from jaxllm.parsers.mark_suffix import add_suffix
 from jaxllm.parsers.pieces import Piece, Reasoning, Text
 
 
@@ -30,6 +31,11 @@ class ReasoningMarks(NamedTuple):
         """Return the texts that end reasoning."""
         return (self.end, *(end for _, end in self.variants))
 
+    def with_suffix(self, suffix: str) -> ReasoningMarks:
+        """Return the marks with a checkpoint's suffix (`mark_suffix`)."""
+        start, end, *in_text = (add_suffix(mark, suffix) for mark in (self.start, self.end, *self.in_text))
+        return self._replace(start=start, end=end, in_text=tuple(in_text))
+
     def has_begun(self, prompt: str) -> bool | None:
         """Return whether the output after a prompt begins within reasoning; None if its last turn does not tell.
 
@@ -49,7 +55,14 @@ _TURNS = (
     *("<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
     *("<｜User｜>", "<｜Assistant｜>", "[INST]", "[/INST]", "<|start_header_id|>", "<|eot_id|>"),
     *("<|turn>", "<turn|>", "]~b]", "<|im_user|>", "<|im_assistant|>", "<|im_system|>", "<seed:bos>", "<seed:eos>"),
-    *("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|start_of_role|>", "<|end_of_text|>"),
+    *(
+        "<｜hy_User",
+        "<｜hy_Assistant",
+        "<|START_OF_TURN_TOKEN|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|start_of_role|>",
+        "<|end_of_text|>",
+    ),
 )
 """The marks between the turns of a conversation."""
 _QWEN3 = ReasoningMarks("<think>", "</think>", is_implied=True, in_text=("</think>",))
@@ -87,6 +100,12 @@ HARMONY = "openai_gptoss"
 AUTO = "auto"
 """The name for the parser that a chat template implies."""
 REASONING_PARSERS = (AUTO, *MARKS, HARMONY)
+
+
+def marks_of(name: str) -> ReasoningMarks:
+    """Return the marks of a parser, to whose name a suffix of the checkpoint's marks may be added."""
+    parser, colon, suffix = name.partition(":")
+    return MARKS[parser].with_suffix(colon + suffix) if suffix else MARKS[parser]
 
 
 class MarkedReasoning:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.parsers.mark_suffix import without_suffix
 from jaxllm.parsers.reasoning import HARMONY
 from jaxllm.parsers.tool_parser import ToolParser
 
@@ -122,6 +124,8 @@ _SHARED_MARKS = (
     ('[{"name": "tool_call_name"', "xlam"),
 )
 """Marks that tell the form if none of the others is there, the first one first."""
+_ON_ONE_LINE = re.compile(r"<parameter=\w+>[^<>\\\n]+</parameter>")
+"""A value on the line of its tags, as in MiMo's example of a call; those of Qwen 3 have lines of their own."""
 
 
 def find_tool_parsers(template: str) -> list[str]:
@@ -129,11 +133,13 @@ def find_tool_parsers(template: str) -> list[str]:
 
     More than one is ambiguous.
     """
+    template = without_suffix(template)
     names = list(dict.fromkeys(name for mark, name in _OWN_MARKS if mark in template))
     older = {"deepseek_v31": ("deepseek_v3", "```json" in template)}
     older["deepseek_v32"] = ("deepseek_v4", "function_calls" not in template)
     names = [older[name][0] if name in older and older[name][1] else name for name in names]
-    return names or [name for mark, name in _SHARED_MARKS if mark in template][:1]
+    names = names or [name for mark, name in _SHARED_MARKS if mark in template][:1]
+    return ["mimo"] if names == ["qwen3_xml"] and _ON_ONE_LINE.search(template) else names
 
 
 def find_reasoning_parser(template: str) -> str | None:
@@ -142,6 +148,7 @@ def find_reasoning_parser(template: str) -> str | None:
         *(("<|channel|>", HARMONY), ("[THINK]", "mistral"), ("<seed:think>", "seed_oss"), ("<|channel>", "gemma4")),
         *(("<|START_THINKING|>", "cohere_command3"), ("my thought process:", "granite")),
     )
+    template = without_suffix(template)
     name = next((name for mark, name in tells if mark in template), None)
     if name is not None or ("<think>" not in template and "</think>" not in template):
         return name

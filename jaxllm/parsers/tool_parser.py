@@ -66,6 +66,12 @@ class ToolParser(abc.ABC):
         reads all matching outputs without loss, except strings between tags that contain these tags.
         """
 
+    @classmethod
+    def with_suffix(cls, suffix: str) -> type[ToolParser]:
+        """Return the class for a checkpoint with this suffix in its marks (`mark_suffix`); most models have none."""
+        del suffix
+        return cls
+
     def feed(self, text: str) -> list[Piece]:
         """Add text and return the pieces that became certain."""
         self.incoming.add(text)

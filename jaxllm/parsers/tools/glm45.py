@@ -4,29 +4,44 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from jaxllm.parsers import formats
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.incoming import Reading
+from jaxllm.parsers.mark_suffix import add_suffix
 from jaxllm.parsers.tagged_arguments import TaggedArguments, argument_formats
 from jaxllm.parsers.tool_parser import ToolParser
 
-START, END = "<tool_call>", "</tool_call>"
-KEY, KEY_END, VALUE, VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"
-_OWN = (START, END, KEY, KEY_END, VALUE, VALUE_END)
-_AFTER_VALUE = (KEY, VALUE, END)
-"""The marks that may follow a value whose end is missing. Within a call the mark of a call is text."""
+_SECTION = ("<tool_calls>", "</tool_calls>")
+"""The marks around all calls of Hunyuan 3."""
 _NAME = re.compile(r"[^<>\s{}\"]+")
 _KEY = re.compile(r"[^<>\n]+")
 _WRITTEN_KEY = re.compile(r"[^<>\s]([^<>\n]*[^<>\s])?")
 _MAX_NAME = 256
 
 
+class _Marks(NamedTuple):
+    """The marks of a call and of its arguments."""
+
+    start: str = "<tool_call>"
+    end: str = "</tool_call>"
+    key: str = "<arg_key>"
+    key_end: str = "</arg_key>"
+    value: str = "<arg_value>"
+    value_end: str = "</arg_value>"
+
+    @property
+    def after_value(self) -> tuple[str, ...]:
+        """Return the marks that may follow a value without an end. Within a call the mark of a call is text."""
+        return self.key, self.value, self.end
+
+
 class Glm45Parser(ToolParser):
     """Reads `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
-    marks = _OWN
+    own: ClassVar[_Marks] = _Marks()
+    marks = own
     section: ClassVar[tuple[str, str] | None] = None
     """The marks around all calls, which the model may omit."""
     separator: ClassVar[str] = ""
@@ -34,10 +49,10 @@ class Glm45Parser(ToolParser):
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
-        incoming, section = self.incoming, self.section
-        while mark := (yield from incoming.until((START, *(section or ())[:1]), self.show_text)):
+        incoming, section, own = self.incoming, self.section, self.own
+        while mark := (yield from incoming.until((own.start, *(section or ())[:1]), self.show_text)):
             start = incoming.trial()
-            is_call = mark == START or (yield from incoming.take_spaced(START))
+            is_call = mark == own.start or (yield from incoming.take_spaced(own.start))
             yield from incoming.skip_space()
             name = yield from incoming.take_while(_NAME, _MAX_NAME)
             yield from incoming.skip_space()
@@ -58,39 +73,43 @@ class Glm45Parser(ToolParser):
             return True
         if not (yield from incoming.has(1)):
             return name in self.tools and not self.is_cut
-        return (yield from incoming.next_is(KEY)) or (yield from incoming.next_is(END))
+        return (yield from incoming.next_is(self.own.key)) or (yield from incoming.next_is(self.own.end))
 
     def _arguments(self, name: str) -> Reading[None]:
         """Read keys and values up to the call's end. Other text in between follows the call."""
-        incoming, arguments, stray = self.incoming, TaggedArguments(self, name), list[str]()
-        while (mark := (yield from incoming.until(_OWN, stray.append))) not in (None, END, START):
-            key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == KEY else ""
-            is_key = bool(key.strip()) and (yield from incoming.take(KEY_END))
-            if not (is_key and (yield from incoming.take_spaced(VALUE))):
+        incoming, arguments, stray, own = self.incoming, TaggedArguments(self, name), list[str](), self.own
+        while (mark := (yield from incoming.until(own, stray.append))) not in (None, own.end, own.start):
+            key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == own.key else ""
+            is_key = bool(key.strip()) and (yield from incoming.take(own.key_end))
+            if not (is_key and (yield from incoming.take_spaced(own.value))):
                 stray.append(f" {key} ")
                 continue
-            if (yield from arguments.read(incoming, key.strip(), VALUE_END, _AFTER_VALUE)) is None:
+            if (yield from arguments.read(incoming, key.strip(), own.value_end, own.after_value)) is None:
                 arguments.close(stray, is_cut=True)
                 return
             stray.append(" ")
-        if mark == START:
-            incoming.unread(START)
+        if mark == own.start:
+            incoming.unread(own.start)
         arguments.close(stray, is_cut=mark is None and self.is_cut)
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
-        section = cls.section
+        section, own = cls.section, cls.own
+
+        def before(key: str, _: object) -> str:
+            return f"{own.key}{key}{own.key_end}\n{own.value}"
+
         tags = [
             formats.tag(
-                f"{START}{tool.name}{cls.separator}\n",
-                argument_formats(tool, _WRITTEN_KEY, lambda key, _: f"{KEY}{key}{KEY_END}\n{VALUE}", f"{VALUE_END}\n"),
-                f"{END}\n" if section else END,
+                f"{own.start}{tool.name}{cls.separator}\n",
+                argument_formats(tool, _WRITTEN_KEY, before, f"{own.value_end}\n"),
+                f"{own.end}\n" if section else own.end,
             )
             for tool in tools
         ]
         if section is None:
-            return formats.calls(tags, START, separator="\n", at_least_one=at_least_one, parallel=parallel)
+            return formats.calls(tags, own.start, separator="\n", at_least_one=at_least_one, parallel=parallel)
         ends = (f"{section[0]}\n", section[1])
         return formats.listed_calls(tags, ends, section[0], separator="", at_least_one=at_least_one, parallel=parallel)
 
@@ -98,6 +117,15 @@ class Glm45Parser(ToolParser):
 class HunyuanV3Parser(Glm45Parser):
     """Reads `<tool_calls><tool_call>NAME<tool_sep>...</tool_call></tool_calls>`, with keys and values as in GLM."""
 
-    section = ("<tool_calls>", "</tool_calls>")
+    section = _SECTION
     separator = "<tool_sep>"
-    marks = (section[0], *_OWN, separator, section[1])
+    marks = (_SECTION[0], *_Marks(), separator, _SECTION[1])
+
+    @classmethod
+    def with_suffix(cls, suffix: str) -> type[ToolParser]:
+        """Return the class that reads `<tool_call:x>` and so on, for the suffix ":x" of a checkpoint's marks."""
+        own = _Marks(*(add_suffix(mark, suffix) for mark in cls.own))
+        start, separator, end = (add_suffix(mark, suffix) for mark in (_SECTION[0], cls.separator, _SECTION[1]))
+        marks = (start, *own, separator, end)
+        fields = {"own": own, "section": (start, end), "separator": separator, "marks": marks}
+        return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, **fields})

@@ -8,7 +8,7 @@ from typing import Any
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.parsers import formats
-from jaxllm.parsers.reasoning import HARMONY, MARKS
+from jaxllm.parsers.reasoning import HARMONY, marks_of
 from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.tools.openai import after_analysis, final_message
 from jaxllm.server.openai.tools import ToolUse
@@ -69,7 +69,7 @@ def _after_reasoning(
         return form
     if reasoning == HARMONY:
         return after_analysis(final_message(form))
-    marks, thoughts = MARKS[reasoning], formats.any_text(*call_marks)
+    marks, thoughts = marks_of(reasoning), formats.any_text(*call_marks)
     has_begun = marks.has_begun(prompt)
     if has_begun is False:
         return form

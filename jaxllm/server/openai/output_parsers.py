@@ -8,8 +8,9 @@ from typing import Any
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.function_tool import FunctionTool
+from jaxllm.parsers.mark_suffix import find_suffix
 from jaxllm.parsers.output_parser import OutputParser
-from jaxllm.parsers.reasoning import AUTO, HARMONY, MARKS
+from jaxllm.parsers.reasoning import AUTO, HARMONY, MARKS, marks_of
 from jaxllm.parsers.registry import ToolParserManager, find_reasoning_parser, find_tool_parsers
 from jaxllm.parsers.tool_parser import ToolParser
 from jaxllm.parsers.tools.openai import OpenAIParser
@@ -40,9 +41,11 @@ class OutputParsers:
         self.tool_parser_name = named or next(iter(self._candidates), None)
         """None if the form of the model's calls is unknown."""
         name = self.tool_parser_name
-        self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name)
+        suffix = find_suffix(text)
+        self._tool_parser = None if name is None else ToolParserManager.get_tool_parser(name).with_suffix(suffix)
         self._is_reasoning_named = reasoning_parser not in ("", AUTO)
-        self.reasoning = reasoning_parser if self._is_reasoning_named else find_reasoning_parser(text)
+        reasoning = reasoning_parser if self._is_reasoning_named else find_reasoning_parser(text)
+        self.reasoning = f"{reasoning}{suffix}" if reasoning in MARKS else reasoning
 
     def described(self) -> str:
         """Return a line for the log: the parsers, why these, and the flag that chooses another if that is in doubt."""
@@ -82,7 +85,8 @@ class OutputParsers:
         vLLM's parsers do so unless the prompt has ended the reasoning, or a variable of the chat template turns it off.
         A parser that was found from the template does not assume it.
         """
-        marks = MARKS.get(self.reasoning or "") if self._is_reasoning_named else None
+        is_marked = self._is_reasoning_named and self.reasoning not in (None, HARMONY)
+        marks = marks_of(self.reasoning or "") if is_marked else None
         is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
         if marks is None or not marks.is_implied or is_off or marks.has_begun(prompt) is not None:
             return prompt
@@ -105,7 +109,7 @@ class OutputParsers:
                 reading.holds_calls = holds_calls
             if name == HARMONY:
                 return OutputParser(None, reading or OpenAIParser())
-            return OutputParser(None if name is None else MARKS[name], reading, prompt)
+            return OutputParser(None if name is None else marks_of(name), reading, prompt)
 
         return make
 
@@ -115,4 +119,4 @@ class OutputParsers:
         marks = () if parser is None else parser.marks
         if name == HARMONY:
             return (*marks, *OpenAIParser.marks)
-        return marks if name is None else (*marks, MARKS[name].start, MARKS[name].end)
+        return marks if name is None else (*marks, marks_of(name).start, marks_of(name).end)
