@@ -176,6 +176,32 @@ MODELS: dict[str, dict[str, Any]] = {
             "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
         },
     },
+    "mimo-v2-flash": {
+        "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "torch_dtype": "bfloat16",
+        "vocab_size": 152_576, "hidden_size": 4096, "intermediate_size": 16_384, "num_hidden_layers": 48,
+        "num_attention_heads": 64, "num_key_value_heads": 4, "head_dim": 192, "v_head_dim": 128,
+        "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8, "swa_head_dim": 192, "swa_v_head_dim": 128,
+        "hybrid_layer_pattern": [0, 1, 1, 1, 1, *[0, 1, 1, 1, 1, 1] * 7, 0], "moe_layer_freq": [0] + [1] * 47,
+        "sliding_window": 128, "sliding_window_size": 128, "rope_theta": 5_000_000, "swa_rope_theta": 10_000,
+        "partial_rotary_factor": 0.334, "attention_value_scale": 0.707, "add_swa_attention_sink_bias": True,
+        "add_full_attention_sink_bias": False, "attention_bias": False, "layernorm_epsilon": 1e-5,
+        "max_position_embeddings": 262_144, "tie_word_embeddings": False, "n_routed_experts": 256,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": None, "n_group": 1,
+        "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": None, "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc", "quantization_config": {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+            "ignored_layers": [f"model.layers.{layer}.self_attn.o_proj" for layer in range(48)],
+        },
+    },
+    "hy3": {
+        "architectures": ["HYV3ForCausalLM"], "model_type": "hy_v3", "dtype": "bfloat16", "vocab_size": 120_832,
+        "hidden_size": 4096, "intermediate_size": 13_312, "num_hidden_layers": 80, "num_attention_heads": 64,
+        "num_key_value_heads": 8, "head_dim": 128, "num_experts": 192, "num_experts_per_tok": 8,
+        "num_shared_experts": 1, "moe_intermediate_size": 1536, "first_k_dense_replace": 1, "rms_norm_eps": 1e-5,
+        "router_scaling_factor": 2.826, "qk_norm": True, "route_norm": True, "max_position_embeddings": 262_144,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 11_158_840.0}, "tie_word_embeddings": False,
+        "num_nextn_predict_layers": 1,
+    },
     "minilm-l6": BERT | {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6},
     "bert-base": BERT | {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12},
     "modernbert-base": {
@@ -311,6 +337,8 @@ HUB_IDS = {
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
     "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "mimo-v2-flash": "XiaomiMiMo/MiMo-V2-Flash",
+    "hy3": "tencent/Hy3-preview",
     "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
     "gemma-3-4b": "google/gemma-3-4b-it",
     "mistral-small-3.1": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
@@ -332,5 +360,6 @@ def with_layers(hf: dict[str, Any], num_layers: int | None) -> dict[str, Any]:
         return hf | dict.fromkeys(("encoder_layers", "decoder_layers"), num_layers // 2)
     if "text_config" in hf:
         return hf | {"text_config": with_layers(hf["text_config"], num_layers)}
-    types = {"layer_types": hf["layer_types"][:num_layers]} if "layer_types" in hf else {}
-    return hf | {"num_hidden_layers": num_layers} | types
+    by_layer = ("layer_types", "hybrid_layer_pattern", "moe_layer_freq")
+    lists = {name: hf[name][:num_layers] for name in by_layer if isinstance(hf.get(name), list)}
+    return hf | {"num_hidden_layers": num_layers} | lists
