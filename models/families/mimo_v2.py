@@ -80,7 +80,7 @@ def _mimo_v2_config(hf: Mapping[str, Any]) -> ModelConfig:
         v_scale=read_optional_float(hf, "attention_value_scale") or 1.0,
         ropes=tuple(_read_rope(hf, kind) for kind in LAYER_TYPES),
         layers={
-            **{name: [each[name] for each in fields] for name in fields[0]},
+            **{name: [each[name] for each in fields] for name in _full_attention(hf)},
             "window": windows_of(kinds, window),
             "rope": [LAYER_TYPES.index(kind) for kind in kinds],
             "moe": [moe if sparse else None for sparse in _read_sparse(hf)],

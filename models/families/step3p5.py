@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config import ModelConfig, MoESpec, RopeConfig
 from ..family import Family
-from ..fields import read_float, read_floats, read_int, read_ints, read_mapping, read_optional_int, require
+from ..fields import read_float, read_int, read_ints, read_mapping, read_optional_int, require
 from ..names import TensorName
 from ..reading import (
     LAYER_TYPES,
@@ -64,8 +64,7 @@ def _step3p5_config(hf: Mapping[str, Any]) -> ModelConfig:
         use_qk_norm=True,
         zero_centered=True,
     )
-    num_layers = read_num_layers(hf)
-    kinds = read_layer_types(hf | {"layer_types": _first(hf, "layer_types")}, ("full_attention",) * num_layers)
+    kinds = read_layer_types({"layer_types": _by_layer(hf, "layer_types", "full_attention")}, ())
     others = read_mapping(hf, "attention_other_setting")
     heads, kv_heads = read_int(hf, "num_attention_heads"), read_int(hf, "num_attention_groups")
     heads_of = {"full_attention": heads, "sliding_attention": read_int(others, "num_attention_heads", heads)}
@@ -119,8 +118,7 @@ def _read_sparse(hf: Mapping[str, Any]) -> Sequence[int]:
 
 def _read_limits(hf: Mapping[str, Any], key: str) -> list[float | None]:
     """Return each layer's bound; 0 or null is none."""
-    values = _first(hf, key) or [None] * read_num_layers(hf)
-    return [read_float({key: value}, key) if value else None for value in values]
+    return [read_float({key: value}, key) if value else None for value in _by_layer(hf, key, None)]
 
 
 def _read_rope(hf: Mapping[str, Any], kinds: Sequence[str], kind: str) -> RopeConfig:
@@ -128,19 +126,22 @@ def _read_rope(hf: Mapping[str, Any], kinds: Sequence[str], kind: str) -> RopeCo
 
     In HF, scaled RoPE is that of global layers alone.
     """
-    thetas, layer = hf.get("rope_theta", 10_000.0), kinds.index(kind) if kind in kinds else 0
-    theta = read_floats(hf, "rope_theta")[layer] if isinstance(thetas, list) else thetas
-    parts = read_floats(hf, "partial_rotary_factors") if hf.get("partial_rotary_factors") else ()
-    settings = {"rope_theta": theta, "partial_rotary_factor": parts[layer] if parts else 1.0}
+    layer = kinds.index(kind) if kind in kinds else 0
+    theta, part = _by_layer(hf, "rope_theta", 10_000.0)[layer], _by_layer(hf, "partial_rotary_factors", 1.0)[layer]
+    settings = {"rope_theta": theta, "partial_rotary_factor": part}
     if kind == "full_attention":
         settings |= read_mapping(hf, "rope_scaling")
     return read_rope(hf, settings, rotates_part=True)
 
 
-def _first(hf: Mapping[str, Any], key: str) -> Any:
-    """Return a list's entries of the model's own layers."""
-    values = hf.get(key)
-    return values[: read_num_layers(hf)] if isinstance(values, list | tuple) else values
+def _by_layer(hf: Mapping[str, Any], key: str, default: Any) -> Sequence[Any]:
+    """Return the values of the model's own layers, of a list or of one value for all."""
+    values, num_layers = hf.get(key), read_num_layers(hf)
+    if not isinstance(values, list | tuple):
+        return [default if values is None else values] * num_layers
+    if len(values) < num_layers:
+        raise ValueError(f"{key} has {len(values)} values, and there are {num_layers} layers")
+    return values[:num_layers]
 
 
 FAMILIES = {
