@@ -163,7 +163,7 @@ def test_every_optional_parameter_has_a_name(architecture: str) -> None:
     q_norm = names.get("layers.attn.q_norm.scale")
     by_head, all_heads = (q_norm is not None and q_norm.layout == layout for layout in ("n h -> n h", "(n h) -> n h"))
     has_gate, is_gated = "layers.attn.gate" in names, "layers.mlp.gate" in names
-    options["gates_heads"] = has_gate and names["layers.attn.gate"].layout == "n d -> n d"
+    options["gate_by_head"] = has_gate and names["layers.attn.gate"].layout == "n d -> n d"
     options |= {"output_gate": has_gate, "qkv_bias": not has_gate, "qk_norm": q_norm is not None, "gated": is_gated}
     options |= {"pre_norms": pre_norms, "post_norms": post_norms, "qk_norm_all_heads": all_heads}
     options["qk_norm_by_head"] = by_head
