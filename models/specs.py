@@ -35,7 +35,7 @@ from .params import (
     split_axes,
 )
 from .plan import LayerPlan
-from .quantization import METHODS
+from .quantization import METHODS, NF4
 from .registry import get_family
 
 _MAX_DRAFT_LAYERS = 4
@@ -118,7 +118,8 @@ def _make_spec(
     of_experts = "{e}" in source
     sources = tuple(source.format(e=expert) for expert in range(num_experts if of_experts else 1))
     forms = {reading.formats.get(each) for each in sources}
-    form = (forms.pop() if len(forms) == 1 else None) or reading.rounded_to if param.num_inputs else None
+    rounded_to = None if reading.rounded_to == NF4 and path.endswith(".table") else reading.rounded_to
+    form = (forms.pop() if len(forms) == 1 else None) or rounded_to if param.num_inputs else None
     spec = ParamSpec(
         shape=param.shape,
         dtype=param.dtype,

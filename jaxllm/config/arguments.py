@@ -136,7 +136,7 @@ class EngineArguments(UnsupportedArguments):
         None,
         Choice((None, *QUANTIZATIONS, *CHECKPOINT_QUANTIZATIONS)),
         _MODEL,
-        "int8, int4, fp8: round weights to 8 or 4 bits when they are loaded; a checkpoint's own: only checked",
+        "int8, int4, fp8, bitsandbytes: round weights when they are loaded; a checkpoint's own: only checked",
         "-q",
     )
     logits_processors: list[Any] | None = argument(

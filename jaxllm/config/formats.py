@@ -17,11 +17,11 @@ QUANTIZATIONS: Mapping[str, str] = {
     "int8_per_channel_weight_only": "int8",
     "int4": "int4",
     "fp8": "fp8",
+    "bitsandbytes": "bitsandbytes",
 }
 """jaxllm's and vLLM's names of ways to round weights when they are loaded, with jaxllm's."""
 CHECKPOINT_QUANTIZATIONS = (
     "awq",
-    "bitsandbytes",
     "compressed-tensors",
     "fbgemm_fp8",
     "gguf",
@@ -30,6 +30,6 @@ CHECKPOINT_QUANTIZATIONS = (
     "modelopt_fp4",
     "mxfp4",
 )
-"""The supported quantization methods of checkpoints, by vLLM's names."""
+"""The other quantization methods of checkpoints that are supported, by vLLM's names."""
 CONTENT_FORMATS = ("auto", "string", "openai")
 """The forms in which a chat template may get a message's content; "auto" takes the one that it expects."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -9,16 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.models import LayerLoop, Model, ModelSpecs
+from jaxllm.loading.open import open_checkpoint
+from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
 from jaxllm.models.params import array_specs, stored
-from jaxllm.models.quantization import METHODS, quantize
-from pallas_kernels.weights import WeightFormat
+from jaxllm.models.quantization import METHODS, NF4, quantize
+from pallas_kernels.weights import CODEBOOKS, WeightFormat
 from pallas_kernels.weights.held import Quantized
 from tests.models.running import Runner, build_model, load
 from tests.models.tiny import CASES, read_goldens, read_tensors
 
 pytestmark = pytest.mark.device
 
+QUANTIZED = Path(__file__).parents[1] / "data/quantized"
 INT8: WeightFormat = METHODS["int8"]
 
 
@@ -44,6 +47,50 @@ def test_is_the_nearest(num_inputs: int) -> None:
     largest = abs(values.astype(int)).max(axis=-1)
     assert set(np.unique(largest)) == {0, 127}
     assert values.min() >= -127
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_nf4_is_the_nearest_code_of_each_block_of_64(is_packed: bool) -> None:
+    weight = np.random.default_rng().standard_normal((6, 2, 128)).astype(np.float32)
+    weight[3] = 0
+    held = quantize(jnp.asarray(weight), 1, NF4, is_packed=is_packed)
+    blocks = weight.reshape(-1, 64)
+    largest = abs(blocks).max(axis=-1, keepdims=True)
+    table = np.array(CODEBOOKS["nf4"], np.float32)
+    nearest = abs(blocks[..., None] / np.where(largest == 0, 1, largest)[..., None] - table).argmin(axis=-1)
+    np.testing.assert_array_equal(held.parts["scales"], largest.reshape(6, 2, 2))
+    numbers = (table[nearest] * largest).reshape(weight.shape)
+    np.testing.assert_array_equal(held.numbers().reshape(weight.shape), numbers)
+    # Rounding what was rounded changes nothing.
+    again = quantize(jnp.asarray(numbers), 1, NF4, is_packed=is_packed)
+    np.testing.assert_array_equal(again.numbers().reshape(weight.shape), numbers)
+
+
+def test_nf4_makes_what_bitsandbytes_made() -> None:
+    checkpoint = open_checkpoint(str(QUANTIZED / "bnb_nf4"))
+    names = [name for name in checkpoint.tensors if checkpoint.format_of(name) is not None]
+    assert names
+    for name in names:
+        held = quantize(jnp.asarray(checkpoint.read(name)), 1, NF4)
+        for part in NF4.parts:
+            np.testing.assert_array_equal(np.asarray(held.parts[part], np.float32), checkpoint.read_part(name, part))
+
+
+def test_nf4_leaves_embedding_and_head() -> None:
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "vocab_size": 96,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+    }
+    specs = ModelSpecs(get_family("LlamaForCausalLM").config_from_hf(config), jnp.bfloat16, quantization="bitsandbytes")
+    rounded = {path.split(".", 2)[-1] for path, spec in specs.param_specs().items() if spec.format == NF4}
+    assert rounded == {"attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down"}
 
 
 @pytest.mark.parametrize("loop", [LayerLoop.SCAN, LayerLoop.IN_PLACE])
