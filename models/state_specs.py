@@ -8,7 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaSpec:
-    """A gated delta net: a short convolution of queries, keys and values, then the gated delta rule."""
+    """A gated delta net: a short convolution of queries, keys and values, then the gated delta rule.
+
+    With `gate_rank` it is Kimi's delta attention.
+    """
 
     num_key_heads: int
     num_value_heads: int
@@ -16,6 +19,9 @@ class DeltaSpec:
     value_dim: int
     conv_size: int
     """The number of tokens that the convolution covers, including the current one."""
+    gate_rank: int | None = None
+    """The rank of the projections to the output's gates and to the decays, one for each number of a key. None: a head
+    has one decay, and no projection is divided in two."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that do not fit together."""

@@ -78,11 +78,18 @@ def _deepseek_v3_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 
 def read_latent_decoder(
-    hf: Mapping[str, Any], architecture: str, moe: MoESpec, *, dense: tuple[bool, ...] | None = None, **fields: Any
+    hf: Mapping[str, Any],
+    architecture: str,
+    moe: MoESpec,
+    *,
+    dense: tuple[bool, ...] | None = None,
+    layers: Mapping[str, Any] | None = None,
+    **fields: Any,
 ) -> ModelConfig:
     """Read a decoder with attention over latents, and experts `moe` in layers that are not dense.
 
-    By default `dense` is true for the first `first_k_dense_replace` layers.
+    By default `dense` is true for the first `first_k_dense_replace` layers. `layers` has further fields in which layers
+    differ.
     """
     require(hf, mlp_bias=False, moe_layer_freq=1, num_key_value_heads=read_int(hf, "num_attention_heads"))
     if dense is None:
@@ -103,7 +110,7 @@ def read_latent_decoder(
         ropes=(rope,),
         qkv_bias=bias,
         o_bias=bias,
-        layers={"moe": [None if is_dense else moe for is_dense in dense]},
+        layers={"moe": [None if is_dense else moe for is_dense in dense], **(layers or {})},
         **fields,
     )
 

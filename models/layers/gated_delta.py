@@ -1,4 +1,4 @@
-"""The gated delta net of Qwen3-Next and its successors."""
+"""The gated delta nets: that of Qwen3-Next and its successors, and that of Kimi Linear."""
 
 from __future__ import annotations
 
@@ -42,28 +42,19 @@ class DeltaInputs(NamedTuple):
         """Run a step's tokens through their states; return [t, value heads, value_dim], gated and normed."""
         state, num_shards = spec.state, cfg.num_shards
         assert isinstance(state, DeltaSpec)
-        (t, shards, _), dtype = self.projected_tsr.shape, self.projected_tsr.dtype
-        keys = state.num_key_heads * state.key_dim // num_shards
+        (t, _, _), dtype = self.projected_tsr.shape, self.projected_tsr.dtype
+        c = state.num_channels // num_shards
         values, heads = state.num_value_heads * state.value_dim // num_shards, state.num_value_heads // num_shards
-        c = 2 * keys + values
         mixed_tsc, gate_tsc, beta_tsv, decay_tsv = jnp.split(
             self.projected_tsr, [c, c + values, c + values + heads], -1
         )
-        weight_kc = self.conv_sr1k.reshape(shards * c, -1).T
-        fused = spec.hidden_act if spec.hidden_act == "silu" else None
-        convolved_tc, recur = recur.convolve(mixed_tsc.reshape(t, -1), weight_kc, activation=fused)
-        if fused is None:
-            convolved_tc = ACTIVATIONS[spec.hidden_act](convolved_tc)
-        parts = jnp.split(convolved_tc.reshape(t, shards, c), [keys, 2 * keys], -1)
-        q_tkh, k_tkh = (x.reshape(t, -1, state.key_dim) for x in parts[:2])
-        v_tvh = parts[2].reshape(t, -1, state.value_dim)
+        q_tkh, k_tkh, v_tvh, recur = _convolve(recur, mixed_tsc, self.conv_sr1k, spec, num_shards)
         beta_tv = jax.nn.sigmoid(beta_tsv.reshape(t, -1).astype(jnp.float32))
         step_tv = jax.nn.softplus(decay_tsv.reshape(t, -1).astype(jnp.float32) + self.decay_bias_v)
         log_decay_tv1 = (-jnp.exp(self.log_decay_v) * step_tv)[..., None]
         out_tvh, recur = recur.scan(q_tkh, k_tkh, v_tvh, log_decay_tv1, beta_tv)
-        normed_tvh = unit_norm(out_tvh.astype(jnp.float32), cfg.norm_eps) * self.norm_h.astype(jnp.float32)
-        gate_tvh = gate_tsc.reshape(t, -1, state.value_dim).astype(jnp.float32)
-        return (normed_tvh * jax.nn.silu(gate_tvh)).astype(dtype), recur
+        gate_tvh = jax.nn.silu(gate_tsc.reshape(t, -1, state.value_dim).astype(jnp.float32))
+        return (_normed(out_tvh, self.norm_h, cfg) * gate_tvh).astype(dtype), recur
 
 
 class GatedDeltaNet(nnx.Module):
@@ -72,14 +63,11 @@ class GatedDeltaNet(nnx.Module):
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert isinstance(spec.state, DeltaSpec)
         state, d, num_shards = spec.state, cfg.hidden_size, cfg.num_shards
-        n, keys = state.num_value_heads, state.num_key_heads * state.key_dim
-        values = n * state.value_dim
+        n, values = state.num_value_heads, state.num_value_heads * state.value_dim
         part = partial(Part, axis="channels", num_heads=state.num_key_heads)
-        convolved = (part("q", size=keys), part("k", size=keys), part("v", size=values))
         gates = (part("gate", size=values), part("beta", size=n), part("decay", size=n))
-        self.projections = declare_merged((*convolved, *gates), (d,), ("embed",), num_shards, dtype, 1)
-        taps = [part._replace(name=f"{part.name}_conv") for part in convolved]
-        self.conv = declare_merged(taps, (1, state.conv_size), ("tap", "tap"), num_shards, dtype)
+        self.projections = declare_merged((*_convolved_parts(state), *gates), (d,), ("embed",), num_shards, dtype, 1)
+        self.conv = _declare_taps(state, num_shards, dtype)
         self.log_decay = declare((n,), ("heads",), jnp.float32)
         self.decay_bias = declare((n,), ("heads",), jnp.float32)
         self.norm = declare((state.value_dim,), ("head_dim",), dtype)
@@ -93,3 +81,107 @@ class GatedDeltaNet(nnx.Module):
     def output(self, out_tvh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
         return linear(out_tvh, self.o, plus=plus_td)
+
+
+class KimiDeltaInputs(NamedTuple):
+    """The input of the state of Kimi's delta attention: a step's projected tokens, and the state's own parameters.
+
+    Its arrays are for all devices, or one device's share.
+    """
+
+    projected_tsr: Array
+    """Each shard has q, k, v and beta, one after the other."""
+    decay_tvk: Array
+    gate_tvh: Array
+    conv_sr1k: Array
+    log_decay_v: Array
+    decay_bias_vk: Array
+    norm_h: Array
+
+    @property
+    def sharded_axes(self) -> tuple[int | None, ...]:
+        """Return the axis along which devices share each array; None for an array that each device has whole."""
+        return 1, 1, 1, 0, 0, 0, None
+
+    def run(self, recur: Recur, spec: LayerSpec, cfg: ModelConfig) -> tuple[Array, Recur]:
+        """Run a step's tokens through their states; return [t, value heads, value_dim], normed and gated."""
+        state, num_shards = spec.state, cfg.num_shards
+        assert isinstance(state, DeltaSpec)
+        mixed_tsc, beta_tsv = jnp.split(self.projected_tsr, [state.num_channels // num_shards], -1)
+        q_tkh, k_tkh, v_tvh, recur = _convolve(recur, mixed_tsc, self.conv_sr1k, spec, num_shards)
+        beta_tv = jax.nn.sigmoid(beta_tsv.reshape(len(beta_tsv), -1).astype(jnp.float32))
+        step_tvk = jax.nn.softplus(self.decay_tvk.astype(jnp.float32) + self.decay_bias_vk)
+        log_decay_tvk = -jnp.exp(self.log_decay_v)[:, None] * step_tvk
+        out_tvh, recur = recur.scan(q_tkh, k_tkh, v_tvh, log_decay_tvk, beta_tv)
+        gate_tvh = jax.nn.sigmoid(self.gate_tvh.astype(jnp.float32))
+        return (_normed(out_tvh, self.norm_h, cfg) * gate_tvh).astype(out_tvh.dtype), recur
+
+
+class KimiDelta(nnx.Module):
+    """The projections around the delta rule with decays of keys; those of decays and gates go by way of a few numbers.
+
+    Every device computes these few numbers whole.
+    """
+
+    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        assert isinstance(spec.state, DeltaSpec)
+        state, d, num_shards, rank = spec.state, cfg.hidden_size, cfg.num_shards, spec.state.gate_rank
+        assert rank is not None
+        n, keys, values = state.num_value_heads, state.key_dim, state.value_dim
+        convolved = _convolved_parts(state)
+        beta = Part("beta", "channels", n, num_heads=state.num_key_heads)
+        self.projections = declare_merged((*convolved, beta), (d,), ("embed",), num_shards, dtype, 1)
+        self.decay_a = declare((rank, d), ("latent", "embed"), dtype, 1)
+        self.decay_b = declare((n, keys, rank), ("heads", "head_dim", "latent"), dtype, 1)
+        self.gate_a = declare((rank, d), ("latent", "embed"), dtype, 1)
+        self.gate_b = declare((n, values, rank), ("heads", "head_dim", "latent"), dtype, 1)
+        self.conv = _declare_taps(state, num_shards, dtype)
+        self.log_decay = declare((n,), ("heads",), jnp.float32)
+        self.decay_bias = declare((n, keys), ("heads", "head_dim"), jnp.float32)
+        self.norm = declare((values,), ("head_dim",), dtype)
+        self.o = declare((d, n * values), ("embed", "heads"), dtype, 1)
+
+    def project(self, x_td: Array) -> KimiDeltaInputs:
+        """Return the state's inputs for a step's tokens."""
+        decay_tvk = linear(linear(x_td, self.decay_a), self.decay_b)
+        gate_tvh = linear(linear(x_td, self.gate_a), self.gate_b)
+        arrays = self.conv[...], self.log_decay[...], self.decay_bias[...], self.norm[...]
+        return KimiDeltaInputs(linear(x_td, self.projections), decay_tvk, gate_tvh, *arrays)
+
+    def output(self, out_tvh: Array, plus_td: Array | None = None) -> Array:
+        """Return [t, d], added to `plus_td`."""
+        return linear(out_tvh, self.o, plus=plus_td)
+
+
+def _convolved_parts(state: DeltaSpec) -> tuple[Part, ...]:
+    """Return the parts of the projections that are convolved, in the order of the convolution's channels."""
+    keys, values = state.num_key_heads * state.key_dim, state.num_value_heads * state.value_dim
+    sizes = {"q": keys, "k": keys, "v": values}
+    return tuple(Part(name, "channels", size, num_heads=state.num_key_heads) for name, size in sizes.items())
+
+
+def _declare_taps(state: DeltaSpec, num_shards: int, dtype: DTypeLike) -> nnx.Param[Array]:
+    """Declare the weights of the convolution of q, k and v."""
+    taps = [part._replace(name=f"{part.name}_conv") for part in _convolved_parts(state)]
+    return declare_merged(taps, (1, state.conv_size), ("tap", "tap"), num_shards, dtype)
+
+
+def _convolve(
+    recur: Recur, mixed_tsc: Array, conv_sr1k: Array, spec: LayerSpec, num_shards: int
+) -> tuple[Array, Array, Array, Recur]:
+    """Return q, k and v of a step's tokens after their convolution, and `recur` with the new pools."""
+    state, (t, shards, c) = spec.state, mixed_tsc.shape
+    assert isinstance(state, DeltaSpec)
+    weight_kc = conv_sr1k.reshape(shards * c, -1).T
+    fused = spec.hidden_act if spec.hidden_act == "silu" else None
+    convolved_tc, recur = recur.convolve(mixed_tsc.reshape(t, -1), weight_kc, activation=fused)
+    if fused is None:
+        convolved_tc = ACTIVATIONS[spec.hidden_act](convolved_tc)
+    keys = state.num_key_heads * state.key_dim // num_shards
+    q, k, v = jnp.split(convolved_tc.reshape(t, shards, c), [keys, 2 * keys], -1)
+    q_tkh, k_tkh = (x.reshape(t, -1, state.key_dim) for x in (q, k))
+    return q_tkh, k_tkh, v.reshape(t, -1, state.value_dim), recur
+
+
+def _normed(out_tvh: Array, norm_h: Array, cfg: ModelConfig) -> Array:
+    return unit_norm(out_tvh.astype(jnp.float32), cfg.norm_eps) * norm_h.astype(jnp.float32)

@@ -6,19 +6,23 @@ from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
 from ..state_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec
-from .gated_delta import DeltaInputs, GatedDeltaNet
+from .gated_delta import DeltaInputs, GatedDeltaNet, KimiDelta, KimiDeltaInputs
 from .mamba import Mamba2, ScanInputs
 from .selective import Mamba, SelectiveInputs
 from .short_conv import ConvInputs, ShortConv
 
-type StateInputs = DeltaInputs | ConvInputs | ScanInputs | SelectiveInputs
+type StateInputs = DeltaInputs | KimiDeltaInputs | ConvInputs | ScanInputs | SelectiveInputs
 
 
-def make_recurrent(spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> GatedDeltaNet | ShortConv | Mamba2 | Mamba:
+def make_recurrent(
+    spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike
+) -> GatedDeltaNet | KimiDelta | ShortConv | Mamba2 | Mamba:
     """Return the projections around a layer's recurrent state."""
     match spec.state:
-        case DeltaSpec():
+        case DeltaSpec(gate_rank=None):
             return GatedDeltaNet(spec, cfg, dtype)
+        case DeltaSpec():
+            return KimiDelta(spec, cfg, dtype)
         case ConvSpec():
             return ShortConv(spec, cfg, dtype)
         case ScanSpec():

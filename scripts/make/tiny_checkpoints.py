@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -703,6 +704,19 @@ CASES = {
         ),
     ),
     "qwen3_next": Case("Qwen3NextForCausalLM", lambda: transformers.Qwen3NextConfig(**DELTA, **SHARED_MOE)),
+    "kimi_linear": Case(
+        "KimiLinearForCausalLM",
+        lambda: transformers.KimiLinearConfig(
+            **{name: size for name, size in LATENT.items() if name not in ("n_routed_experts", "num_hidden_layers")}
+            | {"q_lora_rank": None},
+            num_hidden_layers=4,
+            layer_types=["linear_attention"] * 3 + ["full_attention"],
+            linear_num_heads=4,
+            linear_head_dim=16,
+            num_experts=16,
+            n_shared_experts=2,
+        ),
+    ),
     "qwen3_5": Case("Qwen3_5ForConditionalGeneration", qwen3_5),
     "qwen3_5_moe": Case(
         "Qwen3_5MoeForCausalLM",
@@ -980,6 +994,15 @@ def store_as_published(folder: Path) -> None:
     save_file(turned, folder / "model.safetensors", {"format": "pt"})
 
 
+def name_dense_as_published(folder: Path) -> None:
+    """Name the dense MLPs of a saved Kimi Linear, which HF saves under the name of experts."""
+    tensors = load_file(folder / "model.safetensors")
+    named = {
+        re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.\1_proj", name): each for name, each in tensors.items()
+    }
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+
+
 def name_as_published(folder: Path) -> None:
     """Name the architecture of a saved InternLM 3, which HF saves as a Llama."""
     config = folder / "config.json"
@@ -1073,6 +1096,8 @@ def make(name: str, case: Case, folder: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(folder)
         if name == "qwen3_vl_moe":
             store_as_published(folder)
+        if name == "kimi_linear":
+            name_dense_as_published(folder)
         if name == "internlm3":
             name_as_published(folder)
         arrays, doubt = golden(folder, model_class)

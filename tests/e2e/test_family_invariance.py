@@ -55,6 +55,8 @@ SETTINGS = (
     Setting("deepseek_v3", "float32", has_experts=True),
     # Recurrent states beside attention, which are saved where blocks end; experts and a shared one.
     Setting("qwen3_next", "float32", has_experts=True),
+    # States that fade by number, beside latents.
+    Setting("kimi_linear", "float32", has_experts=True),
     Setting("lfm2", "float32"),
     # State spaces; layers of one part each.
     Setting("nemotron_h", "float32"),

@@ -35,6 +35,7 @@ OF_STATES = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_next",
+    "kimi_linear",
 ]
 """Cases with recurrent state, which is carried from chunk to chunk."""
 
