@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +23,7 @@ from jaxllm.config.unsupported_server_arguments import UnsupportedServerArgument
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
-from jaxllm.speech.tokens import Task
+from jaxllm.server.speech.paths import SPEECH_TASKS
 from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.streams import say
 
@@ -37,7 +37,6 @@ _BUSY_SECONDS = 0.1
 """The pause before a retry of a request that the engine refused because it was full."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSE_URL = "/v1/responses"
-SPEECH_TASKS: Mapping[str, Task] = {"/v1/audio/transcriptions": "transcribe", "/v1/audio/translations": "translate"}
 _URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, {', '.join(SPEECH_TASKS)}, or end in /score or"
 _URLS += " /rerank"
 _METRICS_FLAGS = ("host", "port", "metrics_prefix")

@@ -18,6 +18,7 @@ from jaxllm.server.http.sse import EventStream
 from jaxllm.server.http.state import ServerLoad
 from jaxllm.server.openai.model_tasks import supported
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.speech.paths import SPEECH_TASKS
 from jaxllm.server.speech.protocol import (
     GRANULARITIES,
     SPEECH_REFUSED,
@@ -32,7 +33,6 @@ from jaxllm.speech.tokens import Task
 
 type Serving = OpenAIServingTranscription | None
 
-TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 _FIELDS_BYTES = 1 << 20
 """The most bytes of a form besides its file."""
 _TEXT = b"text/plain; charset=utf-8"
@@ -48,9 +48,10 @@ def routes(serving: Callable[[], Serving]) -> list[Route]:
     form = BodyLimit(audio_limits()[0] + _FIELDS_BYTES, "JAXLLM_MAX_AUDIO_CLIP_FILESIZE_MB")
     answers = TranscriptionResponse, TranscriptionResponseVerbose
     types = Types(answers, TranscriptionForm, TranscriptionStreamResponse, has_text=True)
+    handlers = {"transcribe": answer_transcription, "translate": answer_translation}
     return [
-        Route(path, Endpoint(handler, serving, types, form=form, runs_model=True), methods=["POST"])
-        for path, handler in ((TRANSCRIPTIONS, answer_transcription), (TRANSLATIONS, answer_translation))
+        Route(path, Endpoint(handlers[task], serving, types, form=form, runs_model=True), methods=["POST"])
+        for path, task in SPEECH_TASKS.items()
     ]
 
 
