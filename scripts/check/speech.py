@@ -6,12 +6,15 @@
 adds others. Greedy tokens must be equal, with and without timestamps, and log-probabilities within 1e-4; the clips of a
 sound of five minutes must give HF's tokens one by one. Clips at once, alone, and preempted must give the same bits. The
 words of the clips must be HF's, and their times within 20 ms. HF runs on one thread, since its threads wait for one
-another when other programs run.
+another when other programs run: it takes about 20 minutes. `--hf-answers FILE` keeps what it says, and a later run with
+the same clips reads it from the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -47,6 +50,7 @@ def main() -> int:
     parser.add_argument("--hf-python", required=True, metavar="PATH", help="Python of scripts/peers.sh DIR hf")
     parser.add_argument("--model", type=Path, help="a Whisper's folder (default: base, fetched)")
     parser.add_argument("--sounds", nargs="*", default=[], metavar="LANGUAGE:FILE", help="recorded speech")
+    parser.add_argument("--hf-answers", type=Path, metavar="FILE", help="JSON file that keeps what HF says")
     parser.add_argument("--quick", action="store_true", help="few clips; saves nothing")
     args = parser.parse_args()
     try:
@@ -67,18 +71,14 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
     clips += [added(folder, *sound.split(":", 1)) for sound in args.sounds]
     long = spoken(folder / "long.npy", 70.0 if args.quick else LONG_SECONDS)
     parts = [_part(folder, index, part) for index, part in enumerate(split_clips(long.samples(), RATE))]
-    settings = {"model": str(model), "dtype": "float32", "attention": "eager", "threads": 1}
-    with Worker("speech_hf", args.hf_python, settings, folder / "hf") as hf:
-        expected = {kind: _tokens(hf, clips, kind) for kind in KINDS}
-        of_parts = {kind: _tokens(hf, parts, kind) for kind in KINDS}
-        words = hf.call("words", [str(clip.file) for clip in clips], [clip.language for clip in clips]).value
-        versions = hf.call("versions").value
+    answers = _answers(args, model, clips, parts, folder / "hf")
+    expected, of_parts, words = answers["clips"], answers["parts"], answers["words"]
     report: dict[str, Any] = {
         "clips": len(clips),
         "languages": sorted({clip.language for clip in clips}),
         "seconds": round(sum(clip.seconds for clip in clips)),
         "long_clips": len(parts),
-        "versions": versions,
+        "versions": answers["versions"],
     }
     llm = LLM(str(model), **ENGINE)
     outputs = {}
@@ -102,6 +102,29 @@ def _compare(args: argparse.Namespace, model: Path, folder: Path) -> dict[str, A
     )
     report["passed"] = _passed(report)
     return report
+
+
+def _answers(
+    args: argparse.Namespace, model: Path, clips: Sequence[Sound], parts: Sequence[Sound], folder: Path
+) -> dict[str, Any]:
+    """Return what HF says: tokens by kind of the clips and of the parts, the clips' words, and its versions."""
+    digest = hashlib.sha256(b"".join(sound.file.read_bytes() for sound in (*clips, *parts))).hexdigest()
+    if args.hf_answers and args.hf_answers.exists():
+        answers = json.loads(args.hf_answers.read_text())
+        if answers["digest"] == digest:
+            return answers
+    settings = {"model": str(model), "dtype": "float32", "attention": "eager", "threads": 1}
+    with Worker("speech_hf", args.hf_python, settings, folder) as hf:
+        answers = {
+            "digest": digest,
+            "clips": {kind: _tokens(hf, clips, kind) for kind in KINDS},
+            "parts": {kind: _tokens(hf, parts, kind) for kind in KINDS},
+            "words": hf.call("words", [str(clip.file) for clip in clips], [clip.language for clip in clips]).value,
+            "versions": hf.call("versions").value,
+        }
+    if args.hf_answers:
+        args.hf_answers.write_text(json.dumps(answers))
+    return answers
 
 
 def _part(folder: Path, index: int, samples: np.ndarray) -> Sound:
@@ -146,18 +169,28 @@ def _words(
 ) -> Mapping[str, Any]:
     """Return how many clips have HF's words, of how many words, and how far their times are from HF's."""
     tokens = SpeechTokens.of(llm.llm_engine.front.require_tokenizer(), llm.llm_engine.front.ready.vocab_size)
-    num_equal, num_words, gap = 0, 0, 0.0
+    num_equal, num_words, gap, others = 0, 0, 0.0, []
     for clip, (prompt, ids, _), theirs in zip(clips, expected, of_hf, strict=True):
         audio: Any = {"prompt_token_ids": prompt, "multi_modal_data": {"audio": (clip.samples(), RATE)}}
         timed = time_tokens(ids, llm.llm_engine.align(audio, ids))
         text = [token for token in timed if token.token_id < tokens.end]
         ours = find_words(text, tokens.text, clip.language)
-        if [word.word.strip() for word in ours] == [word.strip() for word, *_ in theirs]:
+        spoken_words = [word.word.strip() for word in ours]
+        if spoken_words != [word.strip() for word, *_ in theirs]:
+            others.append(
+                {"file": clip.file.name, "ours": spoken_words, "theirs": [word.strip() for word, *_ in theirs]}
+            )
+        else:
             num_equal += 1
             num_words += len(ours)
             pairs = [(word.start - start, word.end - end) for word, (_, start, end) in zip(ours, theirs, strict=True)]
             gap = max(gap, float(np.abs(pairs).max(initial=0.0)))
-    return {"words: equal": num_equal, "words: number": num_words, "words: seconds apart": round(gap, 4)}
+    return {
+        "words: equal": num_equal,
+        "words: number": num_words,
+        "words: seconds apart": round(gap, 4),
+        "words: others": others,
+    }
 
 
 def _passed(report: Mapping[str, Any]) -> bool:
