@@ -309,6 +309,9 @@ class LayerSpec:
     """Values are divided by their root mean square."""
     v_dim: int | None = None
     """The size of a head's values, if they are smaller than keys; the cache holds them filled up with zeros."""
+    padded_dim: int | None = None
+    """The size to which queries, keys and values are filled up with zeros for attention and its cache, as kernels have
+    few sizes of heads; None for `head_dim`."""
     v_scale: float = 1.0
     """The factor on values."""
     k_is_v: bool = False
@@ -363,6 +366,8 @@ class LayerSpec:
         if self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.key_dim):
             shape = f"{self.num_kv_heads} kv heads of size {self.head_dim}"
             raise ValueError(f"{shape} do not fit latent attention, which has 1 of size {self.latent.key_dim}")
+        if self.padded_dim is not None and (self.padded_dim < self.head_dim or self.borrows_kv):
+            raise ValueError(f"head_dim is {self.head_dim}, which does not fit into {self.padded_dim}")
         if self.v_dim is not None and (self.v_dim > self.head_dim or self.k_is_v or self.borrows_kv or self.qkv_bias):
             raise ValueError(f"v_head_dim is {self.v_dim}, and head_dim {self.head_dim}; larger values do not fit")
         if self.window is not None and self.attention_chunk is not None:
@@ -377,6 +382,11 @@ class LayerSpec:
     def rope_dim(self) -> int:
         """Return the size of the last part of a query or key, which the RoPE table covers."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
+    def cached_dim(self) -> int:
+        """Return the size of a head's keys and of its values in the cache."""
+        return self.padded_dim or self.head_dim
 
 
 class FeatureSpec(NamedTuple):

@@ -75,13 +75,17 @@ def attention_inputs(
     if heads.scales_2h is not None:
         q_tnh, keys_values = _normed_later(heads, rope, spec)
         heads, rope = heads._replace(q_tnh=q_tnh), None
+    if spec.padded_dim is not None and rope is not None:
+        heads = heads._replace(q_tnh=rotate(heads.q_tnh, rope))
+        keys_values, rope = (rotate(keys_values[0], rope), keys_values[1]), None
     settings = {
         "window": NO_WINDOW if spec.window is None else spec.window,
         "rope": rope,
         "soft_cap": spec.soft_cap,
         "sinks_n": heads.sinks_n,
     }
-    return (_scaled(heads.q_tnh, scale_t11), *keys_values), settings
+    arrays = _scaled(heads.q_tnh, scale_t11), *keys_values
+    return tuple(_filled_up(each, spec.cached_dim) for each in arrays), settings
 
 
 def _normed_later(heads: Heads, rope: Rope | None, spec: LayerSpec) -> tuple[Array, tuple[Array | None, ...]]:
@@ -99,6 +103,12 @@ def _normed_later(heads: Heads, rope: Rope | None, spec: LayerSpec) -> tuple[Arr
 
     q_scale_h, k_scale_h = heads.scales_2h
     return normed(heads.q_tnh, q_scale_h), (normed(heads.k_tkh, k_scale_h), heads.v_tkh)
+
+
+def _filled_up(x_tnh: Array, size: int) -> Array:
+    """Return heads with zeros up to a size."""
+    missing = size - x_tnh.shape[-1]
+    return jnp.pad(x_tnh, ((0, 0), (0, 0), (0, missing))) if missing else x_tnh
 
 
 def _scaled(q_tnh: Array, scale_t11: Array | None) -> Array:

@@ -157,7 +157,7 @@ def group_of(layer: LayerSpec) -> CacheGroup:
     return CacheGroup(
         layer.num_heads,
         layer.num_kv_heads,
-        layer.head_dim,
+        layer.cached_dim,
         layer.window,
         layer.attention_chunk,
         layer.causal,

@@ -193,13 +193,13 @@ def _layer_work(layer: LayerSpec, model: ModelConfig, num_devices: int, kv_items
     state_bytes = 0 if layer.state is None else layer.state.num_bytes(itemsize) / num_devices
     if not layer.attends:
         return LayerWork(None, kv_bytes=0, pair_flops=0, state_bytes=state_bytes)
-    value_dim = layer.head_dim if layer.latent is None else layer.latent.rank
-    numbers = layer.head_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.head_dim
+    value_dim = layer.cached_dim if layer.latent is None else layer.latent.rank
+    numbers = layer.cached_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.cached_dim
     clips = model.encoder.clips if layer.is_cross and model.encoder else None
     return LayerWork(
         layer.window,
         kv_bytes=numbers * kv_itemsize,
-        pair_flops=2 * layer.num_heads * (layer.head_dim + value_dim),
+        pair_flops=2 * layer.num_heads * (layer.cached_dim + value_dim),
         attention_chunk=layer.attention_chunk,
         causal=layer.causal,
         num_frames=None if clips is None else clips.num_frames,

@@ -107,6 +107,7 @@ def _full_attention(hf: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": read_int(hf, "num_attention_heads"),
         "num_kv_heads": read_int(hf, "num_key_value_heads"),
         "head_dim": head_dim,
+        "padded_dim": _kernel_size(head_dim),
         "v_dim": read_int(hf, "v_head_dim"),
         "scale": head_dim**-0.5,
         "sinks": read_bool(hf, "add_full_attention_sink_bias"),
@@ -119,10 +120,16 @@ def _sliding_attention(hf: Mapping[str, Any]) -> dict[str, Any]:
         "num_heads": read_int(hf, "swa_num_attention_heads", read_int(hf, "num_attention_heads")),
         "num_kv_heads": read_int(hf, "swa_num_key_value_heads", 2 * read_int(hf, "num_key_value_heads")),
         "head_dim": head_dim,
+        "padded_dim": _kernel_size(head_dim),
         "v_dim": read_int(hf, "swa_v_head_dim", read_int(hf, "v_head_dim")),
         "scale": head_dim**-0.5,
         "sinks": read_bool(hf, "add_swa_attention_sink_bias", True),
     }
+
+
+def _kernel_size(head_dim: int) -> int:
+    """Return the next power of two: kernels of attention have heads of 128 or 256, and not of 192."""
+    return 1 << (head_dim - 1).bit_length()
 
 
 _ATTENTION_OF = {"full_attention": _full_attention, "sliding_attention": _sliding_attention}

@@ -87,12 +87,10 @@ class Attention(nnx.Module):
             q_tnh, k_tkh, v_tkh = (jnp.clip(x, -limit, limit) for x in (q_tnh, k_tkh, v_tkh))
         if self.spec.v_scale != 1.0:
             v_tkh = v_tkh * self.spec.v_scale
-        if self.spec.v_dim is not None:
-            v_tkh = jnp.pad(v_tkh, ((0, 0), (0, 0), (0, self.spec.head_dim - self.spec.v_dim)))
         scales_2h = (self.q_norm.scale[...], self.k_norm.scale[...]) if norms_later else None
         return Heads(q_tnh, k_tkh, v_tkh, sinks_n, gate_tnh, scales_2h)
 
     def output(self, attended_tnh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
-        attended_tnh = attended_tnh[..., : self.spec.v_dim]
+        attended_tnh = attended_tnh[..., : self.spec.v_dim or self.spec.head_dim]
         return linear(attended_tnh, self.o, plus=plus_td, bias=self.o_bias if self.spec.o_bias else None)

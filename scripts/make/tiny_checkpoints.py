@@ -549,7 +549,7 @@ def mimo_v2() -> Any:
     """Return a MiMo V2 with a dense and two sparse layers, one of which has a window."""
     ropes = {"full_attention": 100_000.0, "sliding_attention": 1000.0}
     return transformers.MiMoV2FlashConfig(
-        **SMALL | {"num_hidden_layers": 3},
+        **SMALL | {"num_hidden_layers": 3, "head_dim": 24},
         **MOE,
         n_routed_experts=8,
         v_head_dim=12,
