@@ -98,7 +98,10 @@ class EngineArguments(UnsupportedArguments):
     )
     tokenizer: str | None = argument(None, Text(), _MODEL, "hub id or folder of the tokenizer; default: the model's")
     tokenizer_mode: str = argument(
-        "auto", Choice(("auto", "hf", "fast", "mistral")), _MODEL, "all of them read the tokenizer's tokenizer.json"
+        "auto",
+        Choice(("auto", "hf", "fast", "mistral")),
+        _MODEL,
+        "all of them read tokenizer.json, or else tekken.json",
     )
     skip_tokenizer_init: bool = argument(False, Switch(), _MODEL, "load no tokenizer: token ids in, token ids out")
     dtype: str = argument("auto", Dtype(), _MODEL, "dtype of weights and activations; auto: the checkpoint's")
@@ -144,9 +147,9 @@ class EngineArguments(UnsupportedArguments):
     )
     load_format: str = argument(
         "auto",
-        Choice(("auto", "hf", "safetensors", "pt", "gguf", "dummy")),
+        Choice(("auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy")),
         _LOAD,
-        "form of the weights; pt: PyTorch's .bin; dummy: random ones",
+        "form of the weights; pt: PyTorch's .bin; mistral: consolidated.safetensors; dummy: random ones",
     )
     download_dir: str | None = argument(None, Text(), _LOAD, "where hub files are kept; default: the hub's cache")
     served_model_name: list[str] | str | None = argument(

@@ -45,7 +45,9 @@ class UnsupportedArguments:
     trust_remote_code: bool = unsupported(False, _CHECKPOINT_CODE)
     code_revision: str | None = unsupported(None, _CHECKPOINT_CODE)
     hf_config_path: str | None = unsupported(None, "config.json is beside the weights; see hf_overrides")
-    config_format: str = unsupported("auto", "the model's config.json or GGUF header is read", also=("hf",))
+    config_format: str = unsupported(
+        "auto", "the model's config.json, else params.json, or GGUF header is read", also=("hf", "mistral")
+    )
     diffusion_config: Any = unsupported(None, "no diffusion model runs yet")
     quantization_config: Any = unsupported(None, "see quantization")
     allow_deprecated_quantization: bool = unsupported(False, "see quantization")

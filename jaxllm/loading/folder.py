@@ -13,6 +13,8 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.json_file import model_error, read_json
+from jaxllm.loading.mistral.config import PARAMS_NAME, read_params
+from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME, tekken_tokenizer
 from jaxllm.loading.sentence_transformers import read_files
 from jaxllm.loading.weight_files import (
     FORMATS,
@@ -36,7 +38,7 @@ QUANTIZATION_NAME = "hf_quant_config.json"
 PROCESSOR_NAMES = ("video_preprocessor_config.json", "preprocessor_config.json", "processor_config.json")
 _TEMPLATES_FOLDER = "additional_chat_templates"
 _SENTENCEPIECE = "*.model"
-_VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", "tekken.json")
+_VOCABULARIES = ("tokenizer.json", _SENTENCEPIECE, "vocab.json", "vocab.txt", "*.tiktoken", TEKKEN_NAME)
 """Patterns of vocabulary files: a tokenizer needs at least one of them."""
 _TOKENIZER_SUFFIXES = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 
@@ -55,7 +57,8 @@ class FolderCheckpoint(Checkpoint):
         self.audio_processor = read_feature_extractor(folder, self.source)
         self.sentence_files = read_files(folder, self.source)
         self._files: dict[str, tuple[WeightFile, str]] = {}
-        self.tensors: Mapping[str, TensorInfo] = self._open_files(find_format(folder, formats, self.source))
+        self.form = find_format(folder, formats, self.source)
+        self.tensors: Mapping[str, TensorInfo] = self._open_files(self.form)
         self.is_gguf = False
         self.dtype = dominant_dtype(self.tensors.values(), self.config)
 
@@ -156,9 +159,11 @@ class ConfigCheckpoint(Checkpoint):
 
 
 def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str, Any]:
-    """Read config.json, which every model must have. ModelOpt's quantization settings may be in a separate file."""
+    """Read config.json, or else Mistral's params.json. ModelOpt's quantization settings may be in a separate file."""
     path = folder / name
     if not path.is_file():
+        if name == CONFIG_NAME and (folder / PARAMS_NAME).is_file():
+            return read_params(folder, source)
         raise model_error("there is no config.json, so this is not a model in the Hugging Face form", source)
     config = read_json(path, source)
     if config.get("model_type") == "qwen3_asr" and isinstance(parts := config.pop("thinker_config", None), dict):
@@ -229,7 +234,7 @@ def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:
     if not vocabularies:  # transformers would make an empty one
         raise _tokenizer_error(f"there is none of {', '.join(_VOCABULARIES)}", source)
     try:
-        return _load_tokenizer(folder)
+        return tekken_tokenizer(folder / TEKKEN_NAME) if vocabularies == {TEKKEN_NAME} else _load_tokenizer(folder)
     except Exception as error:  # the library raises errors of every type here
         reason = str(error)
         if vocabularies == {_SENTENCEPIECE} and find_spec("sentencepiece") is None:

@@ -20,9 +20,10 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
+from jaxllm.loading.mistral.config import PARAMS_NAME
 from jaxllm.loading.safetensors import DTYPES
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, read_files
-from jaxllm.loading.weight_files import SAFETENSORS, TORCH
+from jaxllm.loading.weight_files import MISTRAL, SAFETENSORS, TORCH
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -48,6 +49,8 @@ SMALL_FILES = (
     *SENTENCE_FILES,
     SAFETENSORS.index,
     TORCH.index,
+    MISTRAL.index,
+    PARAMS_NAME,
 )
 """The small files that opening downloads: no code, and no weights."""
 _NUM_HEADER_THREADS = 8

@@ -17,13 +17,16 @@ from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
 from jaxllm.loading.gguf.split_files import first_parts, is_vision_file, part_names, vision_files
 from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
+from jaxllm.loading.mistral.checkpoint import MistralCheckpoint
+from jaxllm.loading.mistral.config import PARAMS_NAME
+from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME
 from jaxllm.loading.quantized import with_quantized
 from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
-from jaxllm.loading.weight_files import FORMATS, SAFETENSORS, WEIGHT_SUFFIXES, FileFormat, read_index
+from jaxllm.loading.weight_files import FORMATS, MISTRAL, SAFETENSORS, WEIGHT_SUFFIXES, FileFormat, read_index
 from jaxllm.params.checks import shown
 
-LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "gguf", "dummy")
-"""vLLM's formats of weights. Auto: safetensors, or else PyTorch's, or else GGUF; hf: no GGUF; pt: PyTorch's .bin."""
+LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy")
+"""vLLM's formats of weights. Auto: HF's, or else Mistral's own, or else GGUF; hf: safetensors or pt, PyTorch's .bin."""
 
 type _CheckConfig = Callable[[Mapping[str, Any]], object]
 """It is called with config.json's contents, and raises VLLMValidationError if the model is not supported."""
@@ -138,7 +141,8 @@ def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig |
     """Open a local folder in this format. "auto" prefers HF's forms, and otherwise takes the only GGUF file."""
     source = str(folder)
     ggufs = [folder / name for name in first_parts(sorted(path.name for path in folder.iterdir() if path.is_file()))]
-    has_others = (folder / local.CONFIG_NAME).is_file() and any(form.is_in(folder) for form in FORMATS["auto"])
+    has_config = any((folder / name).is_file() for name in (local.CONFIG_NAME, PARAMS_NAME))
+    has_others = has_config and any(form.is_in(folder) for form in FORMATS["auto"])
     if load_format == "gguf" or (load_format == "auto" and ggufs and not has_others):
         if len(ggufs) != 1:
             listed = ", ".join(path.name for path in ggufs) or "none"
@@ -149,7 +153,13 @@ def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig |
         check_config(local.read_config(folder, source))
     if load_format == "dummy":
         return local.DummyCheckpoint(local.ConfigCheckpoint(folder, source=source))
-    return local.FolderCheckpoint(folder, source=source, formats=FORMATS[load_format])
+    return _open_weights(folder, source, FORMATS[load_format])
+
+
+def _open_weights(folder: Path, source: str, forms: Sequence[FileFormat]) -> Checkpoint:
+    """Open a folder with weights in one of the formats, which are preferred in this order."""
+    checkpoint = local.FolderCheckpoint(folder, source=source, formats=forms)
+    return MistralCheckpoint(checkpoint) if checkpoint.form is MISTRAL else checkpoint
 
 
 def _open_hub(
@@ -159,8 +169,11 @@ def _open_hub(
     quant = model.partition(":")[2]
     small = repository.download(SMALL_FILES)
     _bring_modules(repository, small, model)
-    if quant or load_format == "gguf" or not (small / "config.json").is_file():
+    has_config = any((small / name).is_file() for name in (local.CONFIG_NAME, PARAMS_NAME))
+    if quant or load_format == "gguf" or not has_config:
         return _open_hub_gguf(repository, model, quant, load_format, small.name, sees=sees)
+    if not any((small / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        repository.download([TEKKEN_NAME], commit=small.name)
     if check_config is not None:
         check_config(local.read_config(small, model))
     if load_format == "dummy":
@@ -173,14 +186,14 @@ def _open_hub(
     }
     for form, names in needed.items():
         if all((small / each).is_file() for each in names):
-            return local.FolderCheckpoint(small, source=model, formats=[form])
+            return _open_weights(small, model, [form])
     form = _format_on_hub(repository, model, small, forms, modules)
     names = needed[form]
     if form is SAFETENSORS:
         return HubCheckpoint(repository, model, small, names)
     logger.info("Fetching %s of %s", ", ".join(names), repository.name)
     repository.download([glob.escape(name) for name in names], commit=small.name)
-    return local.FolderCheckpoint(small, source=model, formats=[form])
+    return _open_weights(small, model, [form])
 
 
 def _open_hub_config(
@@ -188,7 +201,7 @@ def _open_hub_config(
 ) -> Checkpoint:
     """Open the JSON files of "org/name": config.json, and those of sentence-transformers if there are any."""
     repository = Repository(model, revision, token, download_dir)
-    names = [local.CONFIG_NAME, local.QUANTIZATION_NAME, *local.PROCESSOR_NAMES, *SENTENCE_FILES]
+    names = [local.CONFIG_NAME, PARAMS_NAME, local.QUANTIZATION_NAME, *local.PROCESSOR_NAMES, *SENTENCE_FILES]
     folder = repository.download(names)
     _bring_modules(repository, folder, model)
     return local.ConfigCheckpoint(folder, source=model)

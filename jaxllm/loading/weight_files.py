@@ -27,10 +27,12 @@ class FileFormat:
     index: str
     """The file that names the weight file of each tensor, if there are several."""
     suffixes: tuple[str, ...]
+    prefix: str = ""
 
     def names_in(self, names: Iterable[str]) -> list[str]:
         """Return the weight files among the names in a model's folder: all with the first suffix that any has."""
         known = [name for name in names if name not in _NO_WEIGHTS and "/" not in name]
+        known = [name for name in known if name.startswith(_MISTRAL_PREFIX) == (self.prefix == _MISTRAL_PREFIX)]
         return next(filter(None, (sorted(n for n in known if n.endswith(end)) for end in self.suffixes)), [])
 
     def is_in(self, folder: Path) -> bool:
@@ -38,12 +40,21 @@ class FileFormat:
         return (folder / self.index).is_file() or bool(self.names_in(_files(folder)))
 
 
+_MISTRAL_PREFIX = "consolidated"
 SAFETENSORS = FileFormat("model.safetensors", "model.safetensors.index.json", (".safetensors",))
 TORCH = FileFormat("pytorch_model.bin", "pytorch_model.bin.index.json", (".bin", ".pt"))
+MISTRAL = FileFormat(
+    f"{_MISTRAL_PREFIX}.safetensors",
+    f"{_MISTRAL_PREFIX}.safetensors.index.json",
+    (".safetensors",),
+    prefix=_MISTRAL_PREFIX,
+)
 FORMATS: Mapping[str, tuple[FileFormat, ...]] = {
-    **dict.fromkeys(("auto", "hf", "dummy"), (SAFETENSORS, TORCH)),
+    **dict.fromkeys(("auto", "dummy"), (SAFETENSORS, TORCH, MISTRAL)),
+    "hf": (SAFETENSORS, TORCH),
     "safetensors": (SAFETENSORS,),
     "pt": (TORCH,),
+    "mistral": (MISTRAL,),
 }
 """The formats for each `load_format`, the preferred one first."""
 
@@ -55,7 +66,7 @@ def find_format(folder: Path, formats: Sequence[FileFormat], source: str) -> Fil
     found = next((form for form in formats if form.is_in(folder)), None)
     if found is not None:
         return found
-    wanted = " or ".join(form.suffixes[0] for form in formats)
+    wanted = " or ".join(form.prefix + form.suffixes[0] for form in formats if form is not MISTRAL or len(formats) == 1)
     others = [name for name in _files(folder) if name.endswith(WEIGHT_SUFFIXES)]
     hint = f"; there is {others[0]}" if others else ""
     raise model_error(f'there are no {wanted} files (load_format="dummy" needs none){hint}', source)

@@ -32,8 +32,8 @@ def load_engine_tokenizer(args: EngineArguments, checkpoint: Checkpoint, cache_d
     except VLLMValidationError as error:
         if args.tokenizer_mode != "mistral":
             raise
-        message = f"tokenizer_mode='mistral' works only where there is a tokenizer.json. {error}"
+        message = f"tokenizer_mode='mistral' works only where there is a tokenizer.json or tekken.json. {error}"
         raise VLLMValidationError(message, parameter="tokenizer_mode", value="mistral") from error
     if args.tokenizer_mode == "mistral":
-        logger.info("tokenizer_mode='mistral': the tokenizer.json is used, by the tokenizers library")
+        logger.info("tokenizer_mode='mistral': tokenizer.json or tekken.json is used, by the tokenizers library")
     return tokenizer
