@@ -34,6 +34,8 @@ CLUTTER = {
     "original/model.safetensors": b"x",
     "onnx/model.onnx": b"x",
 }
+_SIZES = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "norm_eps", "vocab_size")
+PARAMS = json.dumps(dict.fromkeys(_SIZES, 4)).encode()
 TORCH = torch_bytes({"a": np.arange(3, dtype=np.float32)})
 REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
     "org/single": {
@@ -51,6 +53,11 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
         "consolidated.safetensors": b"x" * 10_000,
     },
     "org/bin": {"config.json": CONFIG, "pytorch_model.bin": TORCH},
+    "org/mistral": {
+        "params.json": PARAMS,
+        "tekken.json": b"{}",
+        "consolidated.safetensors": safetensors_bytes({"norm.weight": np.ones(4, np.float32)}),
+    },
     "org/flax": {"config.json": CONFIG, "flax_model.msgpack": b"x"},
     "org/bins": {
         "config.json": CONFIG,
@@ -175,6 +182,15 @@ def test_pytorch_files(tmp_path: Path):
         assert client(server, tmp_path, calls) == [whole, indexed]
         assert received(server) == {}
     assert client(None, tmp_path, calls, HF_HUB_OFFLINE="1") == [whole, indexed]
+
+
+def test_mistral_s_own_files(tmp_path: Path):
+    calls: list[Call] = [("org/mistral", {}, True)]
+    with serving(REPOSITORIES) as server:
+        (opened,) = client(server, tmp_path, calls)
+        assert opened["sums"] == {"model.norm.weight": 4.0}
+        assert set(received(server)) == {"params.json", "tekken.json", "consolidated.safetensors"}
+    assert client(None, tmp_path, calls, HF_HUB_OFFLINE="1") == [opened]
 
 
 def test_a_config_alone(tmp_path: Path):
