@@ -213,14 +213,14 @@ def _module_weights(folder: Path, names: list[str], source: str) -> list[str]:
 
     A missing file is an error that names it.
     """
-    found = []
+    files = []
     for name in names:
         choices = (name, tensor_prefix(name) + TORCH.single)
         chosen = next((choice for choice in choices if (folder / choice).is_file()), None)
         if chosen is None:
             raise model_error(f"{name} is not there: fetch it", source)
-        found.append(chosen)
-    return found
+        files.append(chosen)
+    return files
 
 
 def tensor_prefix(file_name: str) -> str:

@@ -63,9 +63,9 @@ type WeightFile = SafetensorsFile | TorchFile
 
 def find_format(folder: Path, formats: Sequence[FileFormat], source: str) -> FileFormat:
     """Return the first format that has files in a folder. An error if none has any names what else is there."""
-    found = next((form for form in formats if form.is_in(folder)), None)
-    if found is not None:
-        return found
+    form = next((form for form in formats if form.is_in(folder)), None)
+    if form is not None:
+        return form
     wanted = " or ".join(form.prefix + form.suffixes[0] for form in formats if form is not MISTRAL or len(formats) == 1)
     others = [name for name in _files(folder) if name.endswith(WEIGHT_SUFFIXES)]
     hint = f"; there is {others[0]}" if others else ""

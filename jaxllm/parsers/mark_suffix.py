@@ -12,9 +12,9 @@ _VARIABLE = re.compile(r"""HYTK\s*=\s*["'](:[\w.-]{1,64})["']""")
 
 def find_suffix(template: str) -> str:
     """Return the suffix of the marks in a chat template, with its colon; "" if they have none."""
-    found = _VARIABLE.search(template)
-    if found is not None:
-        return found[1]
+    variable = _VARIABLE.search(template)
+    if variable is not None:
+        return variable[1]
     return next((suffix for _, suffix in _MARK.findall(template) if suffix), "")
 
 

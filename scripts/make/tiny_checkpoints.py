@@ -546,7 +546,7 @@ def step3p7() -> Any:
 
 
 def mimo_v2() -> Any:
-    """Return a MiMo V2 with a dense and two sparse layers, one of which has a window."""
+    """Return a MiMo V2 with a dense and two sparse layers; one has a window."""
     ropes = {"full_attention": 100_000.0, "sliding_attention": 1000.0}
     return transformers.MiMoV2FlashConfig(
         **SMALL | {"num_hidden_layers": 3, "head_dim": 24},

@@ -120,7 +120,7 @@ def _quantization(params: Mapping[str, Any]) -> dict[str, Any]:
     if not quantization:
         return {}
     if quantization.get("qformat_weight") != "fp8_e4m3":
-        raise ValueError(f"has quantization {shown(dict(quantization))}, of which only fp8_e4m3 is supported")
+        raise ValueError(f"has quantization {shown(dict(quantization))}; only fp8_e4m3 is supported")
     return {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
 
 

@@ -40,7 +40,7 @@ class _Marks(NamedTuple):
 class Glm45Parser(ToolParser):
     """Reads `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
-    own: ClassVar[_Marks] = _Marks()
+    call_marks: ClassVar[_Marks] = _Marks()
     marks = own
     section: ClassVar[tuple[str, str] | None] = None
     """The marks around all calls, which the model may omit."""
@@ -49,10 +49,10 @@ class Glm45Parser(ToolParser):
 
     def read(self) -> Reading[None]:
         """Read text and calls in turns."""
-        incoming, section, own = self.incoming, self.section, self.own
-        while mark := (yield from incoming.until((own.start, *(section or ())[:1]), self.show_text)):
+        incoming, section, call_marks = self.incoming, self.section, self.call_marks
+        while mark := (yield from incoming.until((call_marks.start, *(section or ())[:1]), self.show_text)):
             start = incoming.trial()
-            is_call = mark == own.start or (yield from incoming.take_spaced(own.start))
+            is_call = mark == call_marks.start or (yield from incoming.take_spaced(call_marks.start))
             yield from incoming.skip_space()
             name = yield from incoming.take_while(_NAME, _MAX_NAME)
             yield from incoming.skip_space()
@@ -73,43 +73,52 @@ class Glm45Parser(ToolParser):
             return True
         if not (yield from incoming.has(1)):
             return name in self.tools and not self.is_cut
-        return (yield from incoming.next_is(self.own.key)) or (yield from incoming.next_is(self.own.end))
+        return (yield from incoming.next_is(self.call_marks.key)) or (yield from incoming.next_is(self.call_marks.end))
 
     def _arguments(self, name: str) -> Reading[None]:
         """Read keys and values up to the call's end. Other text in between follows the call."""
-        incoming, arguments, stray, own = self.incoming, TaggedArguments(self, name), list[str](), self.own
-        while (mark := (yield from incoming.until(own, stray.append))) not in (None, own.end, own.start):
-            key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == own.key else ""
-            is_key = bool(key.strip()) and (yield from incoming.take(own.key_end))
-            if not (is_key and (yield from incoming.take_spaced(own.value))):
+        incoming, arguments, stray, call_marks = (
+            self.incoming,
+            TaggedArguments(self, name),
+            list[str](),
+            self.call_marks,
+        )
+        while (mark := (yield from incoming.until(call_marks, stray.append))) not in (
+            None,
+            call_marks.end,
+            call_marks.start,
+        ):
+            key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == call_marks.key else ""
+            is_key = bool(key.strip()) and (yield from incoming.take(call_marks.key_end))
+            if not (is_key and (yield from incoming.take_spaced(call_marks.value))):
                 stray.append(f" {key} ")
                 continue
-            if (yield from arguments.read(incoming, key.strip(), own.value_end, own.after_value)) is None:
+            if (yield from arguments.read(incoming, key.strip(), call_marks.value_end, call_marks.after_value)) is None:
                 arguments.close(stray, is_cut=True)
                 return
             stray.append(" ")
-        if mark == own.start:
-            incoming.unread(own.start)
+        if mark == call_marks.start:
+            incoming.unread(call_marks.start)
         arguments.close(stray, is_cut=mark is None and self.is_cut)
 
     @classmethod
     def grammar(cls, tools: Sequence[FunctionTool], *, at_least_one: bool, parallel: bool) -> dict[str, Any]:
         """Return the format of outputs with calls, as `ToolParser.grammar` defines."""
-        section, own = cls.section, cls.own
+        section, call_marks = cls.section, cls.call_marks
 
         def before(key: str, _: object) -> str:
-            return f"{own.key}{key}{own.key_end}\n{own.value}"
+            return f"{call_marks.key}{key}{call_marks.key_end}\n{call_marks.value}"
 
         tags = [
             formats.tag(
-                f"{own.start}{tool.name}{cls.separator}\n",
-                argument_formats(tool, _WRITTEN_KEY, before, f"{own.value_end}\n"),
-                f"{own.end}\n" if section else own.end,
+                f"{call_marks.start}{tool.name}{cls.separator}\n",
+                argument_formats(tool, _WRITTEN_KEY, before, f"{call_marks.value_end}\n"),
+                f"{call_marks.end}\n" if section else call_marks.end,
             )
             for tool in tools
         ]
         if section is None:
-            return formats.calls(tags, own.start, separator="\n", at_least_one=at_least_one, parallel=parallel)
+            return formats.calls(tags, call_marks.start, separator="\n", at_least_one=at_least_one, parallel=parallel)
         ends = (f"{section[0]}\n", section[1])
         return formats.listed_calls(tags, ends, section[0], separator="", at_least_one=at_least_one, parallel=parallel)
 
@@ -124,8 +133,8 @@ class HunyuanV3Parser(Glm45Parser):
     @classmethod
     def with_suffix(cls, suffix: str) -> type[ToolParser]:
         """Return the class that reads `<tool_call:x>` and so on, for the suffix ":x" of a checkpoint's marks."""
-        own = _Marks(*(add_suffix(mark, suffix) for mark in cls.own))
+        call_marks = _Marks(*(add_suffix(mark, suffix) for mark in cls.call_marks))
         start, separator, end = (add_suffix(mark, suffix) for mark in (_SECTION[0], cls.separator, _SECTION[1]))
-        marks = (start, *own, separator, end)
-        fields = {"own": own, "section": (start, end), "separator": separator, "marks": marks}
+        marks = (start, *call_marks, separator, end)
+        fields = {"call_marks": call_marks, "section": (start, end), "separator": separator, "marks": marks}
         return type(cls.__name__, (cls,), {"__doc__": cls.__doc__, **fields})
