@@ -147,10 +147,11 @@ def test_r18_a_model_with_code_runs_without_it(evil: Path, marker: Path) -> None
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
 def test_r18_pickled_weights_are_refused(evil: Path, marker: Path, name: str) -> None:
+    """PyTorch's own files are zip files, whose pickles `tests/loading` fills with code."""
     for file in evil.glob("*.safetensors*"):
         file.unlink()
     (evil / name).write_bytes(pickle.dumps(Bomb(marker)))
-    with pytest.raises(VLLMValidationError, match="safetensors"):
+    with pytest.raises(VLLMValidationError, match="safetensors|no zip file"):
         start(evil)
     assert not marker.exists()
 

@@ -41,7 +41,7 @@ class Glm45Parser(ToolParser):
     """Reads `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`."""
 
     call_marks: ClassVar[_Marks] = _Marks()
-    marks = own
+    marks = call_marks
     section: ClassVar[tuple[str, str] | None] = None
     """The marks around all calls, which the model may omit."""
     separator: ClassVar[str] = ""
@@ -77,17 +77,9 @@ class Glm45Parser(ToolParser):
 
     def _arguments(self, name: str) -> Reading[None]:
         """Read keys and values up to the call's end. Other text in between follows the call."""
-        incoming, arguments, stray, call_marks = (
-            self.incoming,
-            TaggedArguments(self, name),
-            list[str](),
-            self.call_marks,
-        )
-        while (mark := (yield from incoming.until(call_marks, stray.append))) not in (
-            None,
-            call_marks.end,
-            call_marks.start,
-        ):
+        incoming, arguments, call_marks = self.incoming, TaggedArguments(self, name), self.call_marks
+        stray, ends = list[str](), (None, call_marks.end, call_marks.start)
+        while (mark := (yield from incoming.until(call_marks, stray.append))) not in ends:
             key = (yield from incoming.take_while(_KEY, _MAX_NAME)) if mark == call_marks.key else ""
             is_key = bool(key.strip()) and (yield from incoming.take(call_marks.key_end))
             if not (is_key and (yield from incoming.take_spaced(call_marks.value))):
