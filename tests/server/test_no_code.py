@@ -151,7 +151,7 @@ def test_r18_pickled_weights_are_refused(evil: Path, marker: Path, name: str) ->
     for file in evil.glob("*.safetensors*"):
         file.unlink()
     (evil / name).write_bytes(pickle.dumps(Bomb(marker)))
-    with pytest.raises(VLLMValidationError, match="safetensors|no zip file"):
+    with pytest.raises(VLLMValidationError, match=r"safetensors|no zip file"):
         start(evil)
     assert not marker.exists()
 
