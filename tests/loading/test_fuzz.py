@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
@@ -126,6 +126,7 @@ def test_torch_files(data: bytes):
 
 @settings(max_examples=2 * NUM_EXAMPLES)
 @given(data=mutated(TORCH_PICKLE))
+@example(data=TORCH_PICKLE.replace(b"ctorch._utils", b"ct\\orch._utils"))
 def test_pickles_of_torch_files(data: bytes):
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(ValueError):
         (path := Path(folder) / "x.bin").write_bytes(zip_bytes(data, {str(i): bytes(24) for i in range(3)}))

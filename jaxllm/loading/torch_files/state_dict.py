@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import pickletools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,10 @@ def read_state_dict(pickle: np.ndarray, storage_size: Callable[[str], int | None
     if len(pickle) > _MAX_BYTES:
         raise ValueError(f"its pickle has {len(pickle)} bytes, over {_MAX_BYTES}: it is no state dict")
     try:
-        value = _Machine(storage_size).run(pickle.tobytes())
+        with warnings.catch_warnings():
+            # Python warns of a name with an unknown escape, which is refused as a name.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            value = _Machine(storage_size).run(pickle.tobytes())
     except (IndexError, KeyError) as error:
         raise ValueError(f"its pickle is corrupt ({error!r})") from None
     if not isinstance(value, dict):
