@@ -11,7 +11,7 @@ from ..family import Family
 from ..fields import read_bool, read_float, read_int, require
 from ..names import Fused, TensorName
 from ..reading import read_decoder, read_sparse_layers
-from .glm4_moe import GLM4_MOE_NAMES
+from .glm4_moe import GLM4_MOE_NAMES, read_groups, read_normalizer
 
 _ATTENTION = "{body}layers.{l}.attention."
 _QKV, _QKV_BIAS = Fused(("q", "k", "v")), Fused(("q_bias", "k_bias", "v_bias"))
@@ -56,10 +56,8 @@ def _bailing_config(hf: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=width,
         sigmoid=True,
         correction_bias=True,
-        num_groups=read_int(hf, "n_group", 1),
-        top_groups=read_int(hf, "topk_group", 1),
-        normalizes=read_bool(hf, "norm_topk_prob"),
-        normalizer_eps=1e-20,
+        **read_groups(hf),
+        **read_normalizer(hf),
         routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
         shared_size=read_int(hf, "moe_shared_expert_intermediate_size", width) * read_int(hf, "num_shared_experts"),
     )

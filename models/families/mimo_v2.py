@@ -19,7 +19,7 @@ from ..reading import (
     read_sparse_layers,
     windows_of,
 )
-from .glm4_moe import GLM4_MOE_NAMES
+from .glm4_moe import GLM4_MOE_NAMES, read_groups, read_normalizer
 
 _MIMO_V2_NAMES = MappingProxyType(
     {
@@ -67,10 +67,8 @@ def _mimo_v2_config(hf: Mapping[str, Any]) -> ModelConfig:
         intermediate_size=read_int(hf, "moe_intermediate_size"),
         sigmoid=True,
         correction_bias=True,
-        num_groups=read_int(hf, "n_group", 1),
-        top_groups=read_int(hf, "topk_group", 1),
-        normalizes=read_bool(hf, "norm_topk_prob"),
-        normalizer_eps=1e-20,
+        **read_groups(hf),
+        **read_normalizer(hf),
         routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
     )
     return read_decoder(

@@ -12,6 +12,7 @@ from ..fields import read_bool, read_float, read_int, read_optional_int, require
 from ..names import DECODER_PREFIXES, Prefixes, TensorName
 from ..reading import MAX_LAYERS, read_decoder, read_layer_types
 from ..state_specs import ScanSpec
+from .glm4_moe import read_groups, read_normalizer
 from .llama import LLAMA_NAMES
 from .mamba import read_time_limits, renamed_layer_types, scan_names
 
@@ -143,10 +144,8 @@ def _read_experts(hf: Mapping[str, Any]) -> MoESpec:
         intermediate_size=read_int(hf, "moe_intermediate_size"),
         sigmoid=True,
         correction_bias=True,
-        num_groups=read_int(hf, "n_group", 1),
-        top_groups=read_int(hf, "topk_group", 1),
-        normalizes=read_bool(hf, "norm_topk_prob"),
-        normalizer_eps=1e-20,
+        **read_groups(hf),
+        **read_normalizer(hf),
         routed_scale=read_float(hf, "routed_scaling_factor", 1.0),
         shared_size=read_int(hf, "moe_shared_expert_intermediate_size"),
         latent_size=read_optional_int(hf, "moe_latent_size"),
