@@ -292,6 +292,8 @@ class LayerSpec:
     """With `qkv_bias`, keys have a bias too."""
     o_bias: bool = False
     mlp_bias: bool = False
+    gate_bias: bool = True
+    """With `mlp_bias`, gates and ups have biases too."""
     qk_norm: bool = False
     qk_norm_all_heads: bool = False
     """The norms of q and k are over all heads together instead of over single heads."""

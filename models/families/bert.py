@@ -56,14 +56,25 @@ DEFAULTS = {
 EMBEDDING = Pooling(tasks=EMBED, kind="CLS")
 
 
-def read_bert(hf: Mapping[str, Any], architecture: str, pooling: Pooling, **family: Any) -> ModelConfig:
-    """Read the fields that all models of BERT's shape share; `family` is that of `read_decoder`."""
+def read_bert(
+    hf: Mapping[str, Any],
+    architecture: str,
+    pooling: Pooling,
+    *,
+    positions: str = "absolute",
+    min_types: int = 1,
+    **family: Any,
+) -> ModelConfig:
+    """Read the fields that all models of BERT's shape share; `family` is that of `read_decoder`.
+
+    `positions` is what `position_embedding_type` must be, and `min_types` the least number of token types.
+    """
     hf = DEFAULTS | dict(hf)
-    require(hf, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    require(hf, position_embedding_type=positions, is_decoder=False, add_cross_attention=False)
     hf |= own_heads(read_int(hf, "hidden_size"), read_int(hf, "num_attention_heads"))
     fields: dict[str, Any] = {
         "norm_eps": read_float(hf, "layer_norm_eps"),
-        "num_token_types": read_int(hf, "type_vocab_size"),
+        "num_token_types": read_int(hf, "type_vocab_size", minimum=min_types),
         "tie_word_embeddings": True,
         "final_norm": False,
         "ropes": (),
@@ -75,6 +86,15 @@ def read_bert(hf: Mapping[str, Any], architecture: str, pooling: Pooling, **fami
         "mlp_bias": True,
     }
     return read_decoder(hf, architecture=architecture, pooling=pooling, **(fields | family))
+
+
+def with_classifier(config: ModelConfig, hf: Mapping[str, Any]) -> ModelConfig:
+    """Return the config of an embedder with the head of HF's `*ForSequenceClassification` models of this shape."""
+    head = (
+        HeadLayer(source="{body}pooler.dense", size=config.hidden_size, act="tanh"),
+        HeadLayer(source="classifier", size=read_num_labels(hf)),
+    )
+    return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
 
 
 def token_classifier(hf: Mapping[str, Any]) -> Pooling:
@@ -90,12 +110,7 @@ def _bert_config(hf: Mapping[str, Any]) -> ModelConfig:
 
 def _bert_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a BERT that classifies texts, or pairs of texts."""
-    config = read_bert(hf, "BertForSequenceClassification", EMBEDDING)
-    head = (
-        HeadLayer(source="{body}pooler.dense", size=config.hidden_size, act="tanh"),
-        HeadLayer(source="classifier", size=read_num_labels(hf)),
-    )
-    return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
+    return with_classifier(read_bert(hf, "BertForSequenceClassification", EMBEDDING), hf)
 
 
 def _bert_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:

@@ -40,10 +40,6 @@ _NEEDS = {
         *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
         *("T5EncoderModel", "T5Model", "T5Gemma2ForConditionalGeneration"),
     ),
-    _ROTARY: (
-        *("NomicBertModel", "GteModel", "GteNewModel", "NewModel", "NewForSequenceClassification"),
-        *("GteNewForSequenceClassification", "SnowflakeGteNewModel"),
-    ),
     f"{_ROTARY} and an adapter for each task": ("JinaEmbeddingsV3Model",),
     "attention with keys and queries of relative positions": (
         *("DebertaV2Model", "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification"),

@@ -14,18 +14,23 @@ from ..loop import Heads
 from .attention import Attention
 from .embedding import Embedding
 from .linear import linear
-from .mlp import PlainMLP
+from .mlp import GatedMLP, PlainMLP
 from .norm import LayerNorm
 from .params import declare
 
 
 class GPTLayer(nnx.Module):
-    """Attention and MLP, each added to the stream; norms are on their inputs or, with `norms_stream`, on the sums."""
+    """Attention and MLP, each added to the stream; norms are on their inputs or, with `norms_stream`, on the sums.
 
-    def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
+    `mlp` is the class of the MLP.
+    """
+
+    def __init__(
+        self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike, *, mlp: type[PlainMLP | GatedMLP] = PlainMLP
+    ) -> None:
         norm = partial(LayerNorm, cfg.hidden_size, "embed", cfg, dtype)
         self.attn_norm, self.attn = norm(), Attention(spec, cfg, dtype)
-        self.mlp_norm, self.mlp = norm(), PlainMLP(spec, cfg, dtype)
+        self.mlp_norm, self.mlp = norm(), mlp(spec, cfg, dtype)
         self.norms_stream = spec.norms_stream
 
     def project(self, x_td: Array) -> Heads:

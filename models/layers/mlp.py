@@ -29,20 +29,21 @@ class GatedMLP(nnx.Module):
         self.parts = (Part("gate", "mlp", f), Part("up", "mlp", f))
         self.gate_up = declare_merged(self.parts, (d,), ("embed",), cfg.num_shards, dtype, 1)
         self.down = declare((d, f), ("embed", "mlp"), dtype, 1)
-        self.act, self.has_bias, self.limit = spec.hidden_act, spec.mlp_bias, spec.mlp_limit
-        if spec.mlp_bias:
+        self.act, self.limit, self.biases_gates = spec.hidden_act, spec.mlp_limit, spec.mlp_bias and spec.gate_bias
+        if self.biases_gates:
             biases = [part._replace(name=f"{part.name}_bias") for part in self.parts]
             self.gate_up_bias = declare_merged(biases, (), (), cfg.num_shards, dtype)
-            self.down_bias = declare((d,), ("embed",), dtype)
+        self.down_bias = declare((d,), ("embed",), dtype) if spec.mlp_bias else None
 
     def __call__(self, x_td: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
-        if not self.has_bias and self.limit is None:
-            return linear(gated_linear(x_td, self.gate_up, self.parts, self.act), self.down, plus=plus_td)
+        if not self.biases_gates and self.limit is None:
+            gated_tf = gated_linear(x_td, self.gate_up, self.parts, self.act)
+            return linear(gated_tf, self.down, plus=plus_td, bias=self.down_bias)
         both = linear(x_td, self.gate_up)
-        gate_tf, up_tf = split(both + self.gate_up_bias[...][None] if self.has_bias else both, self.parts)
-        out_td = linear(gate_by(ACTIVATIONS[self.act], gate_tf, up_tf, self.limit), self.down, plus=plus_td)
-        return out_td + self.down_bias[...][None] if self.has_bias else out_td
+        gate_tf, up_tf = split(both + self.gate_up_bias[...][None] if self.biases_gates else both, self.parts)
+        gated_tf = gate_by(ACTIVATIONS[self.act], gate_tf, up_tf, self.limit)
+        return linear(gated_tf, self.down, plus=plus_td, bias=self.down_bias)
 
 
 class PlainMLP(nnx.Module):

@@ -54,6 +54,12 @@ def modernbert(model: str, **changes: Any) -> Case:
     return Case(model, lambda: transformers.ModernBertConfig(**sizes | changes))
 
 
+def rotary(model: str, config: str, **changes: Any) -> Case:
+    """Return a case of a BERT with RoPE."""
+    sizes = {name: size for name, size in ENCODER.items() if name != "bos_token_id"}
+    return Case(model, lambda: getattr(transformers, config)(**sizes | changes))
+
+
 def embedding_gemma() -> Any:
     """Return a config of EmbeddingGemma's: attention is not causal, and windows count both sides."""
     types = ["sliding_attention", "sliding_attention", "full_attention"]
@@ -64,6 +70,8 @@ def embedding_gemma() -> Any:
     )
 
 
+NEW_NAMES = ("nomic_classifier", "gte_pairs")
+"""Cases with HF's present names of tensors; others have those of the first checkpoints, where they differ."""
 CASES = {
     "bert": bert("BertModel"),
     "bert_pairs": bert("BertForSequenceClassification", num_labels=1),
@@ -81,6 +89,16 @@ CASES = {
         classifier_bias=True,
     ),
     "modernbert_tokens": modernbert("ModernBertForTokenClassification", num_labels=4, num_hidden_layers=2),
+    "nomic": rotary("NomicBertModel", "NomicBertConfig"),
+    "nomic_classifier": rotary("NomicBertForSequenceClassification", "NomicBertConfig", num_labels=3),
+    "gte": rotary("GteModel", "GteConfig", type_vocab_size=0),
+    "gte_pairs": rotary(
+        "GteForSequenceClassification",
+        "GteConfig",
+        num_labels=1,
+        type_vocab_size=2,
+        rope_parameters={"rope_type": "linear", "rope_theta": 3000.0, "factor": 2.0},
+    ),
     "embedding_gemma": Case("Gemma3TextModel", embedding_gemma),
     "qwen3_embedder": Case("Qwen3Model", lambda: transformers.Qwen3Config(**SMALL)),
     "llama_classifier": Case("LlamaForSequenceClassification", lambda: transformers.LlamaConfig(**SMALL, num_labels=3)),
@@ -129,7 +147,7 @@ def make(name: str, case: Case, folder: Path) -> None:
     model = model_class(config)
     is_gemma = "gemma" in name
     fill(model, 0, norm_offset=1.0 if is_gemma else 0.0, scales_embeddings=is_gemma)
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to(torch.bfloat16).save_pretrained(folder, save_original_format=name not in NEW_NAMES)
     arrays = golden(folder, model_class, has_types=getattr(config, "type_vocab_size", 1) > 1)
     np.savez_compressed(folder / "golden.npz", **arrays)
     print(f"{name}: {sum(path.stat().st_size for path in folder.iterdir()) // 1024} KB")

@@ -93,6 +93,8 @@ def random_prompts(count: int, longest: int, seed: int = 0) -> list[Any]:
         ("bert", "float32", "embed"),
         ("bert", "bfloat16", "token_embed"),
         ("modernbert", "float32", "embed"),
+        ("nomic", "float32", "embed"),
+        ("gte", "bfloat16", "token_embed"),
         ("embedding_gemma", "bfloat16", "embed"),
         ("llama_classifier", "float32", "classify"),
     ],

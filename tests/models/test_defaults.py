@@ -13,6 +13,7 @@ from tests.models.tiny import CASES, read_hf_config
 DECODERS = {hf["model_type"]: hf["architectures"][0] for hf in map(read_hf_config, CASES)}
 TYPES = {kind: name for kind, name in DECODERS.items() if not get_family(name).is_wrapper}
 TYPES |= {"qwen3_5_text": "Qwen3_5ForCausalLM", "bert": "BertModel", "modernbert": "ModernBertModel"}
+TYPES |= {"nomic_bert": "NomicBertModel", "gte": "GteModel"}
 del TYPES["bailing_moe_v2"]  # HF has no class for it
 CHANGES: dict[str, dict[str, Any]] = {
     # HF's own values do not make a valid model.

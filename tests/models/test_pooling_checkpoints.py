@@ -16,6 +16,7 @@ from jaxllm.loading.load import check_names, load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family, pooling
 from jaxllm.models.config import HeadLayer, Pooling
+from jaxllm.models.rope import frequencies
 from tests.models.dense import dense_attention
 from tests.models.running import build_model, load
 from tests.models.test_model import forward_args
@@ -76,6 +77,9 @@ def old_bert(name: str) -> str:
         ("roberta", "XLMRobertaForMaskedLM", "roberta.{}".format, ["lm_head.dense.weight", "lm_head.bias"]),
         ("roberta", "CamembertModel", str, ["embeddings.position_ids"]),
         ("modernbert", "ModernBertForMaskedLM", "model.{}".format, ["head.dense.weight", "decoder.bias"]),
+        ("gte", "NewForMaskedLM", "new.{}".format, ["new.pooler.dense.weight", "lm_head.decoder.weight"]),
+        ("gte", "NewModel", str, ["classifier.weight", "classifier.bias"]),
+        ("nomic", "NomicBertForPreTraining", "bert.{}".format, ["bert.pooler.dense.weight", "cls.predictions.bias"]),
         ("qwen3_embedder", "Qwen3Model", "model.{}".format, ["lm_head.weight"]),
     ],
 )
@@ -96,7 +100,7 @@ def test_a_decoder_converts_under_any_prefix() -> None:
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
-@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier", "embedding_gemma"])
+@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier", "gte", "nomic", "embedding_gemma"])
 def test_bfloat16_stays_bfloat16_until_the_outputs(case: str, loop: LayerLoop) -> None:
     model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)
@@ -132,6 +136,30 @@ def test_modernbert_takes_old_keys() -> None:
     config = read("ModernBertModel", **keys)
     assert [rope.theta for rope in config.ropes] == [3e5, 2e4]
     assert [layer.rope for layer in config.layers] == [0, 1, 0, 1]
+
+
+def test_nomic_s_own_keys_are_hf_s() -> None:
+    nomic = {"n_embd": 32, "n_inner": 48, "n_layer": 4, "n_head": 2, "n_positions": 512, "layer_norm_epsilon": 1e-6}
+    theirs = {"max_position_embeddings": 512, "layer_norm_eps": 1e-6, "hidden_act": "gelu"}
+    for base, name in ((2500, "swiglu"), (1000.0, "geglu")):
+        keys = {"rotary_emb_base": base, "rotary_emb_fraction": 1.0, "activation_function": name, "vocab_size": 64}
+        rope = {"rope_parameters": {"rope_theta": base}, "hidden_act": {"swiglu": "silu", "geglu": "gelu"}[name]}
+        assert get_family("NomicBertModel").read_config(nomic | keys) == read("NomicBertModel", **theirs | rope)
+    scaled = read("NomicBertModel", n_embd=32, n_positions=8192, rotary_scaling_factor=2, max_trained_positions=1024)
+    [rope] = scaled.ropes
+    assert (rope.rope_type, rope.factor, rope.max_position_embeddings) == ("dynamic", 2, 1024)
+    assert scaled.max_position_embeddings == 8192
+
+
+@pytest.mark.parametrize("factor", [2.0, 8.0])
+def test_gte_s_ntk_scaling(factor: float) -> None:
+    """The formula is that of the checkpoints' own code."""
+    config = read(
+        "NewModel", rope_theta=20_000, rope_scaling={"type": "ntk", "factor": factor}, position_embedding_type="rope"
+    )
+    exponents = np.arange(0, 16, 2) / 16
+    expected = (20_000 * factor) ** -exponents / factor ** (2 / 16)
+    np.testing.assert_allclose(frequencies(config.ropes[0], 16), expected, rtol=1e-6)
 
 
 def test_gemma3_embeds_both_ways() -> None:
@@ -178,6 +206,16 @@ def test_reward_models_score_tokens() -> None:
         ("BertModel", {"type_vocab_size": 0}, "type_vocab_size is 0"),
         ("BertModel", {"hidden_size": 33}, "33 is not a multiple of 2 heads"),
         ("RobertaModel", {"max_position_embeddings": 2}, "max_position_embeddings is 2"),
+        ("NomicBertModel", {"n_embd": 32, "moe_every_n_layers": 2}, "moe_every_n_layers is 2: experts without gates"),
+        ("NomicBertModel", {"n_embd": 32, "qkv_proj_bias": True}, "qkv_proj_bias is True"),
+        ("NomicBertModel", {"n_embd": 32, "prenorm": True}, "prenorm is True"),
+        ("NomicBertModel", {"n_embd": 32, "activation_function": "gelu"}, "activation_function is 'gelu'"),
+        ("NomicBertModel", {"n_embd": 32, "rotary_emb_fraction": 0}, "partial_rotary_factor is 0"),
+        ("NewModel", {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
+        ("NewModel", {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
+        ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale is True"),
+        ("GteNewModel", {"pack_qkv": False}, "pack_qkv is False"),
+        ("NewModel", {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.7}}, "mixed_b is 0.7"),
         ("ModernBertModel", {"rope_scaling": {"factor": 2}}, "rope_scaling is"),
         ("ModernBertModel", {"hidden_activation": "tanh"}, "hidden_activation is 'tanh'"),
         ("ModernBertForSequenceClassification", {"classifier_pooling": "max"}, "classifier_pooling is 'max'"),
