@@ -32,7 +32,11 @@ class Segment(NamedTuple):
 
 
 class CacheGroup(NamedTuple):
-    """Layers that share a cache array, as their keys and values, or their states, have one shape and one window."""
+    """Layers that share a cache array, as their keys and values, or their states, have one shape and one window.
+
+    Where no layer attends to tokens there is one group more, without layers: its blocks hold nothing, and count the
+    tokens that states stand for.
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -85,9 +89,9 @@ class LayerPlan:
         """Return the numbers of the layers in each cache group that compute keys and values or have a state.
 
         Those of cross-attention come after other groups that attend, and those with recurrent state come last. Layers
-        of an MLP alone are in none.
+        of an MLP alone are in none. The first group has no layers if none attends to tokens.
         """
-        groups: dict[CacheGroup, tuple[int, ...]] = {}
+        groups: dict[CacheGroup, tuple[int, ...]] = {} if self._attends else {_WITHOUT_LAYERS: ()}
         for number, layer in enumerate(self.layers):
             if layer.has_mixer and not layer.borrows_kv:
                 for group in _groups_of(layer):
@@ -95,8 +99,12 @@ class LayerPlan:
         return dict(sorted(groups.items(), key=lambda item: (item[0].state is not None, item[0].is_cross)))
 
     @cached_property
+    def _attends(self) -> bool:
+        return any(layer.attends and not layer.is_cross for layer in self.kinds)
+
+    @cached_property
     def attention_groups(self) -> tuple[CacheGroup, ...]:
-        """Return the groups of layers that attend to tokens."""
+        """Return the groups of layers that attend to tokens, or the one without layers if none does."""
         return tuple(group for group in self.groups if group.state is None and not group.is_cross)
 
     @cached_property
@@ -139,6 +147,9 @@ class LayerPlan:
     def segments(self) -> tuple[Segment, ...]:
         """Return the layers as a few loop bodies; each is compiled once and may run many times."""
         return tuple(_segments([Run(kind, len(list(run))) for kind, run in itertools.groupby(self.sequence)]))
+
+
+_WITHOUT_LAYERS = CacheGroup(0, 0, 0, None, None, True)
 
 
 def _groups_of(layer: LayerSpec) -> list[CacheGroup]:

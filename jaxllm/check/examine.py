@@ -248,6 +248,7 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
                 causal=group.causal,
             )
             for group, size in zip(layout.groups, sizes, strict=False)
+            if group.num_layers
         ]
         + [
             GroupReport(

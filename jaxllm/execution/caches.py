@@ -127,7 +127,10 @@ class Caches:
         """Copy blocks of each group of tokens' keys and values, from the first of a pair to the second; traced."""
         num_groups, features = len(self._layout.groups), self._layout.features
         groups = zip(pools[:num_groups], pairs, self._depths, strict=False)
-        copied = (*(copy_blocks(pool, *pair, num_layers=depth) for pool, pair, depth in groups), *pools[num_groups:])
+        copied = (
+            *(copy_blocks(pool, *pair, num_layers=depth) if depth else pool for pool, pair, depth in groups),
+            *pools[num_groups:],
+        )
         return copied if features is None else (*copied[:-1], features.copy(copied[-1], *pairs[features.group]))
 
     def prepare(self, folder: Path | None) -> None:

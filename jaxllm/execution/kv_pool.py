@@ -179,6 +179,8 @@ class KVLayout:
         """Return the most blocks that the largest group can have if all groups take at most `num_bytes`."""
         largest = [group for group in self.groups if not group.is_bounded] or self.groups
         block_bytes = self.draft_block_bytes + sum(group.block_bytes for group in largest)
+        if not block_bytes:  # nothing attends: any number fits where the recurrent states do
+            return self.most_wanted if self.bytes(1) <= num_bytes else 0
         least, beyond = 0, 1 + num_bytes // block_bytes
         while least + 1 < beyond:
             middle = (least + beyond) // 2

@@ -135,11 +135,11 @@ def refusal(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) -
         reason = None if layer.state is None else layer.state.shard_refusal(num_devices)
         if reason is not None:
             return reason
-        if layer.num_heads % num_devices:
+        if layer.attends and layer.num_heads % num_devices:
             return f"its {layer.num_heads} query heads do not divide"
-        if layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
+        if layer.attends and layer.num_kv_heads % num_devices and num_devices % layer.num_kv_heads:
             return f"its {layer.num_kv_heads} kv heads neither divide nor are divided"
-        widths = [(layer.intermediate_size, num_devices)]
+        widths = [(layer.intermediate_size, num_devices)] if layer.has_mlp else []
         if layer.moe is not None:
             widths = [(layer.moe.intermediate_size, num_devices // num_expert_shards)]
             widths += [(layer.moe.shared_size, num_devices)] if layer.moe.shared_size else []
@@ -166,7 +166,7 @@ def spread(config: ModelConfig, num_devices: int, num_expert_shards: int = 1) ->
 
     reason = reason_for(num_devices)
     if reason is not None:
-        most = max(layer.num_heads for layer in config.layers)
+        most = max(num_devices, *(layer.num_heads for layer in config.layers))
         sizes = [str(count) for count in range(1, most + 1) if reason_for(count) is None]
         raise VLLMValidationError(
             f"tensor_parallel_size={num_devices}: this model cannot be spread over {num_devices} devices: {reason}. "

@@ -153,7 +153,7 @@ def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> La
     """Return how steps go through the layers.
 
     Several CPU devices stand in for TPUs, and interpreted kernels for their platform. Matmuls use the CPU's own kernel
-    where attention does.
+    where attention does, or nothing attends.
     """
     attentions = [group.attention for group in groups]
     implementations = {attention.implementation for attention in attentions}
@@ -161,7 +161,7 @@ def layer_loop(platform: str, groups: Sequence[KVGroup], num_devices: int) -> La
         return LayerLoop.UNROLL
     if platform != "cpu" or any(attention.interpret for attention in attentions) or num_devices > 1:
         return LayerLoop.SCAN
-    return LayerLoop.IN_PLACE if implementations == {"cpu"} else LayerLoop.SWITCH
+    return LayerLoop.IN_PLACE if implementations <= {"cpu", "none"} else LayerLoop.SWITCH
 
 
 def compiling_for(device: Any) -> AbstractContextManager[Any]:

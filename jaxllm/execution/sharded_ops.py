@@ -15,7 +15,7 @@ from jaxllm.models.layers.recurrent import StateInputs
 from jaxllm.models.params import MESH_AXES
 from jaxllm.models.recurrence import StateOps, StatePools
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
-from pallas_kernels.paged_attention import AttentionBatch, KVPool, PagedAttention, PoolAttention, Rope
+from pallas_kernels.paged_attention import AttentionBatch, KVPool, NoAttention, PagedAttention, PoolAttention, Rope
 from pallas_kernels.recurrent_state import StateBatch
 
 _HEADS = PartitionSpec(None, MESH_AXES)
@@ -109,8 +109,10 @@ class _ShardedLatentAttention:
         return sharded(q_tnh, latents_th, kv_pool, batch, layer)
 
 
-def shard(attention: PoolAttention, mesh: Mesh) -> _ShardedAttention | _ShardedLatentAttention:
+def shard(attention: PoolAttention, mesh: Mesh) -> _ShardedAttention | _ShardedLatentAttention | NoAttention:
     """Return an op for all heads of a model; `attention` takes the heads of one device."""
+    if isinstance(attention, NoAttention):
+        return attention
     if isinstance(attention, LatentAttention):
         return _ShardedLatentAttention(attention, mesh)
     assert isinstance(attention, PagedAttention)

@@ -154,16 +154,18 @@ def _shortened(config: EngineConfig, max_model_len: int) -> EngineConfig:
 def fit_num_seqs(config: EngineConfig, specs: Mapping[str, ParamSpec], limit: int | None) -> EngineConfig:
     """Return settings with recurrent states in at most half of the KV cache's memory, if possible.
 
+    Where nothing attends they may take three quarters of it, since the rest is for a step's scratch alone.
+
     `max_num_seqs` is halved for that, down to `LEAST_SEQS`, unless the user has set it; `size_pool` raises if states
     still do not fit. The memory is what parameters leave of `limit`, the bytes of a device that the engine may
-    use, or `kv_cache_memory_bytes` if that is less; where there is no limit, on a CPU, states may take a quarter of the
-    host's memory.
+    use, or `kv_cache_memory_bytes` if that is less; where there is no limit, on a CPU, it is half of the host's
+    memory.
     """
     if not config.max_num_seqs_can_shrink or not config.state_groups:
         return config
-    room = host_bytes() // 4 // config.mesh.size if limit is None else (limit - param_bytes(config.mesh, specs)) // 2
-    if config.args.kv_cache_memory_bytes is not None:
-        room = min(room, config.args.kv_cache_memory_bytes // 2)
+    share = 0.5 if any(group.num_layers for group in config.kv_groups) else 0.75
+    free = host_bytes() // 2 // config.mesh.size if limit is None else limit - param_bytes(config.mesh, specs)
+    room = int(share * min(free, config.args.kv_cache_memory_bytes or free))
     layout = step_config(config).kv_layout
     while layout.max_num_seqs > LEAST_SEQS and layout.state_bytes > room:
         layout = replace(layout, max_num_seqs=max(LEAST_SEQS, layout.max_num_seqs // 2))

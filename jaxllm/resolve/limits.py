@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 def resolve_max_model_len(args: EngineArguments, resolved: Resolved) -> tuple[int, bool]:
     """Return the longest sequence, and whether the engine may lower it to what its KV cache holds.
 
-    If the user leaves it open, it is the length that the checkpoint's files name, at most the model's context.
+    If the user leaves it open, it is the length that the checkpoint's files name, at most the model's context. Nothing
+    limits a model in which no layer attends: its context is a default alone.
     """
     requested, context = cast(int | None, args.max_model_len), _context_length(resolved.model_config)
     if context < 1:
@@ -46,7 +47,7 @@ def resolve_max_model_len(args: EngineArguments, resolved: Resolved) -> tuple[in
         )
     if requested is None or requested == -1:
         return min(resolved.max_length or context, context), True
-    if requested > context:
+    if requested > context and any(layer.attends for layer in resolved.model_config.layers):
         is_learned = not resolved.model_config.ropes
         way_out = "Lower it, or extend the context with hf_overrides if the model was made for that."
         raise VLLMValidationError(

@@ -34,7 +34,7 @@ from pallas_kernels.latent_attention import LatentShape
 from pallas_kernels.linear import Linear, fp8_device_refusal, linear_name, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
 from pallas_kernels.lora import Lora
-from pallas_kernels.paged_attention import AttentionShape, PoolAttention
+from pallas_kernels.paged_attention import AttentionShape, BlockShape, NoAttention, PoolAttention
 from pallas_kernels.segment_attention import SegmentAttention
 from pallas_kernels.weights import WeightFormat
 
@@ -167,11 +167,16 @@ def choose_attention(
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_CACHE_DTYPES.get(args.kv_cache_dtype, dtype)))
     plan = LayerPlan(model_config.layers)
     for group in plan.cross_groups if of_frames else plan.attention_groups:
-        shape = _shape_of(group, picker.mesh.size, block_size, dtypes)
         # Where attention is not causal, no keys are read after their step, so that no block falls behind a window.
         window = group.window if group.causal else None
         reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
-        attention = _choose_attention_op(shape, picker, _attention_backend(args))
+        backend = _attention_backend(args)
+        if plan.groups[group]:
+            shape = _shape_of(group, picker.mesh.size, block_size, dtypes)
+            attention = _choose_attention_op(shape, picker, backend)
+        else:
+            blocks = BlockShape(block_size, dtypes[1])
+            attention = NoAttention(blocks, "xla") if backend == "xla" else NoAttention(blocks)
         groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
     return tuple(groups)
 

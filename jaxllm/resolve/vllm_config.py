@@ -211,6 +211,7 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
     """Return an engine's settings in vLLM's form; its KV cache has `num_blocks` and settled `max_model_len`."""
 
     args, model, pooling = config.args, config.model_config, config.pooling
+    group = config.kv_groups[0]
     settings = vars(args) | vars(config)  # what is settled hides what the user gave
 
     def pick(kind: Any, **fields: Any) -> Any:
@@ -234,9 +235,7 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
             matryoshka_dimensions=None if pooling is None else pooling.matryoshka_dimensions,
             embedding_size=None if pooling is None else pooling.output_size,
         ),
-        cache_config=pick(
-            CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(config.kv_groups[0].attention.shape.kv_dtype)
-        ),
+        cache_config=pick(CacheConfig, num_gpu_blocks=num_blocks, cache_dtype=str(group.attention.shape.kv_dtype)),
         scheduler_config=pick(SchedulerConfig, max_model_len=max_model_len, policy=args.scheduling_policy),
         parallel_config=ParallelConfig(
             tensor_parallel_size=config.mesh.size,
@@ -244,7 +243,7 @@ def vllm_config(config: EngineConfig, *, num_blocks: int, max_model_len: int) ->
             nnodes=args.nnodes,
         ),
         device_config=DeviceConfig(device_type=config.platform),
-        attention_config=AttentionConfig(backend=config.kv_groups[0].attention.implementation),
+        attention_config=AttentionConfig(backend=group.attention.implementation if group.num_layers else None),
         observability_config=pick(ObservabilityConfig),
         speculative_config=_speculative(config),
         lora_config=pick(LoRAConfig) if args.enable_lora else None,

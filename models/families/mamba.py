@@ -1,14 +1,19 @@
-"""Tensor names and config fields that the families with layers of Mamba-2 share."""
+"""Mamba, Falcon Mamba and Mamba-2, without attention; names and fields that hybrids of these share with them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
-from ..fields import read_bool, read_int
-from ..names import Fused, TensorName
-from ..state_specs import ScanSpec
+from ..config import ModelConfig
+from ..family import Family
+from ..fields import read_bool, read_float, read_int, require
+from ..names import NO_PREFIXES, Fused, Prefixes, TensorName
+from ..reading import read_decoder, read_num_layers
+from ..state_specs import ScanSpec, SelectiveSpec, StateSpec
 
 PARTS = ("gate", "x", "b", "c", "dt")
 _CONVOLVED = ("x", "b", "c")
@@ -118,3 +123,120 @@ def selective_names(mixer: str) -> dict[str, TensorName]:
         "o_bias": TensorName(mixer + "out_proj.bias", "d -> d"),
     }
     return {f"layers.recurrent.{name}": tensor for name, tensor in names.items()}
+
+
+_MIXER = "{body}layers.{l}.mixer."
+_AROUND = {
+    "embed.table": TensorName("{body}embeddings.weight", "v d -> v d"),
+    "final_norm.scale": TensorName("{body}norm_f.weight", "d -> d"),
+    "lm_head.table": TensorName("{head}lm_head.weight", "v d -> v d"),
+    "layers.attn_norm.scale": TensorName("{body}layers.{l}.norm.weight", "d -> d"),
+}
+_OLD_EMBEDDING = {"embed.table": TensorName("{body}embedding.weight", "v d -> v d")}
+"""The name in checkpoints of the first code of Mamba, which HF's classes read too."""
+
+# HF's values for keys that a config.json leaves out.
+MAMBA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 50_280,
+    "hidden_size": 768,
+    "state_size": 16,
+    "num_hidden_layers": 32,
+    "layer_norm_epsilon": 1e-5,
+    "expand": 2,
+    "conv_kernel": 4,
+    "use_conv_bias": True,
+    "mixer_rms_eps": 1e-6,
+    "tie_word_embeddings": True,
+}
+MAMBA2_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32_768,
+    "hidden_size": 4096,
+    "state_size": 128,
+    "num_hidden_layers": 64,
+    "layer_norm_epsilon": 1e-5,
+    "num_heads": 128,
+    "head_dim": 64,
+    "expand": 2,
+    "conv_kernel": 4,
+    "n_groups": 8,
+    "use_conv_bias": True,
+}
+
+
+def _mamba_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Mamba config.json."""
+    hf = MAMBA_DEFAULTS | dict(hf)
+    return _read_stateful(hf, "MambaForCausalLM", _read_selective(hf))
+
+
+def _falcon_mamba_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Falcon Mamba config.json, where time steps' latents, b and c are normed, without scales."""
+    hf = MAMBA_DEFAULTS | dict(hf)
+    scan = replace(_read_selective(hf), norm_eps=read_float(hf, "mixer_rms_eps"))
+    return _read_stateful(hf, "FalconMambaForCausalLM", scan)
+
+
+def _read_selective(hf: Mapping[str, Any]) -> SelectiveSpec:
+    hidden_size, rank = read_int(hf, "hidden_size"), hf.get("time_step_rank")
+    return SelectiveSpec(
+        num_channels=read_int(hf, "intermediate_size", read_int(hf, "expand") * hidden_size),
+        state_dim=read_int(hf, "state_size"),
+        dt_rank=math.ceil(hidden_size / 16) if rank in (None, "auto") else read_int(hf, "time_step_rank"),
+        conv_size=read_int(hf, "conv_kernel"),
+        conv_bias=read_bool(hf, "use_conv_bias"),
+        bias=read_bool(hf, "use_bias"),
+    )
+
+
+def _mamba2_config(hf: Mapping[str, Any]) -> ModelConfig:
+    """Read a Mamba-2 config.json."""
+    hf = MAMBA2_DEFAULTS | dict(hf)
+    scan = ScanSpec(
+        num_heads=read_int(hf, "num_heads"),
+        head_dim=read_int(hf, "head_dim"),
+        num_groups=read_int(hf, "n_groups"),
+        state_dim=read_int(hf, "state_size"),
+        conv_size=read_int(hf, "conv_kernel"),
+        conv_bias=read_bool(hf, "use_conv_bias"),
+        bias=read_bool(hf, "use_bias"),
+        dt_limits=read_time_limits(hf),
+    )
+    inner = read_int(hf, "expand") * read_int(hf, "hidden_size")
+    if scan.num_inner != inner:
+        raise ValueError(f"num_heads is {scan.num_heads}, of {scan.head_dim} numbers each (head_dim), expected {inner}")
+    return _read_stateful(hf, "Mamba2ForCausalLM", scan)
+
+
+# A layer that does not attend has no use for these.
+_NO_ATTENTION = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2, "intermediate_size": 1}
+
+
+def _read_stateful(hf: Mapping[str, Any], architecture: str, state: StateSpec) -> ModelConfig:
+    """Read what the models without attention share. Few name a length, and none needs one."""
+    require(hf, hidden_act="silu")
+    return read_decoder(
+        {**hf, **_NO_ATTENTION},
+        architecture=architecture,
+        norm_eps=read_float(hf, "layer_norm_epsilon"),
+        ropes=(),
+        rope=None,
+        has_mlp=False,
+        layers={"state": [state] * read_num_layers(hf)},
+    )
+
+
+_MAMBA = Family(
+    config_from_hf=_mamba_config,
+    names=MappingProxyType({**_AROUND, **selective_names(_MIXER)}),
+    other_names=(_OLD_EMBEDDING,),
+    prefixes=(Prefixes("backbone.", ""), NO_PREFIXES),
+)
+FAMILIES = {
+    "MambaForCausalLM": _MAMBA,
+    "FalconMambaForCausalLM": replace(_MAMBA, config_from_hf=_falcon_mamba_config),
+    "Mamba2ForCausalLM": replace(
+        _MAMBA,
+        config_from_hf=_mamba2_config,
+        names=MappingProxyType({**_AROUND, **scan_names(_MIXER)}),
+    ),
+}

@@ -30,9 +30,6 @@ _NEEDS = {
     "the vision tower MoonViT around a text model of DeepSeek V3's shape": (
         *("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
     ),
-    "an engine whose model has recurrent states alone, without attention to count its blocks by": (
-        *("MambaForCausalLM", "FalconMambaForCausalLM", "Mamba2ForCausalLM"),
-    ),
     "alternating updates of several streams (AltUp) and embeddings of each layer": (
         *("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"),
     ),

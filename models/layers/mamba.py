@@ -1,4 +1,4 @@
-"""The layers of Mamba-2 in hybrids such as Nemotron-H, Granite 4, Bamba and Falcon H1."""
+"""The layers of Mamba-2, alone or in hybrids such as Nemotron-H, Granite 4, Bamba and Falcon H1."""
 
 from __future__ import annotations
 

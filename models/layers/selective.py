@@ -1,4 +1,4 @@
-"""The layers of Mamba in a hybrid such as Jamba."""
+"""The layers of Mamba, alone or in a hybrid such as Jamba."""
 
 from __future__ import annotations
 

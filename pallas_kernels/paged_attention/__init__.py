@@ -24,7 +24,7 @@ from .layout import (
     read_slots,
     to_pool_dtype,
 )
-from .op import PoolAttention
+from .op import BlockShape, NoAttention, PoolAttention
 from .rope import Rope, rotate
 from .tiles import Tiles
 
@@ -32,8 +32,10 @@ __all__ = [
     "NO_WINDOW",
     "AttentionBatch",
     "AttentionShape",
+    "BlockShape",
     "FusedPool",
     "KVPool",
+    "NoAttention",
     "PagedAttention",
     "PairedPool",
     "PoolAttention",

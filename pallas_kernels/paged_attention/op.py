@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from pallas_kernels.implementations import load
+from jax.typing import DTypeLike
+
+from pallas_kernels.implementations import Implementation, load
 from pallas_kernels.pool_op import PoolOp
 
 from .tiles import XLA_TILES, Tiles
@@ -48,3 +51,44 @@ class PoolAttention(PoolOp):
     def takes_decodes_alone(self) -> bool:
         """Return whether steps of decodes alone are faster without room for tiles."""
         return self._entry.takes_decodes_alone
+
+
+class BlockShape(NamedTuple):
+    """The form of blocks that hold nothing."""
+
+    block_size: int
+    kv_dtype: DTypeLike
+    """The dtype that keys and values would have."""
+
+
+@dataclass(frozen=True)
+class NoAttention(PoolAttention):
+    """The op of a cache group without layers, in a model in which nothing attends: its pool has no arrays.
+
+    Nothing calls it. The implementation is "xla" if the user asked for plain XLA.
+    """
+
+    name = "no attention"
+    implementations = MappingProxyType({name: Implementation(None, "") for name in ("none", "xla")})
+
+    shape: BlockShape
+    implementation: str = "none"
+
+    @property
+    def cuts_pool(self) -> bool:
+        """Return False: there is nothing to divide."""
+        return False
+
+    @property
+    def is_invariant(self) -> bool:
+        """Return True: no row depends on it."""
+        return True
+
+    def pool_spec(self, num_layers: int, num_places: int) -> tuple[()]:
+        """Return a pool without arrays."""
+        del num_layers, num_places
+        return ()
+
+    def missing_kernels(self, platform: str, architecture: str | None = None) -> None:
+        """Return None: no kernels are missing."""
+        del platform, architecture

@@ -167,7 +167,7 @@ def _misses(case: Case, count: int) -> Iterator[str]:
 
 def show_groups(plan: LayerPlan) -> str:
     """Return the numbers of layers in each cache group, such as "25 of window 1024, 5 of attention"."""
-    return ", ".join(f"{len(layers)} of {_kind(group)}" for group, layers in plan.groups.items())
+    return ", ".join(f"{len(layers)} of {_kind(group)}" for group, layers in plan.groups.items() if layers)
 
 
 def _kind(group: CacheGroup) -> str:

@@ -22,6 +22,7 @@ from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOut
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import LogitsProcessor
 from jaxllm.models.config import LayerSpec, ModelConfig, RopeConfig
+from jaxllm.models.loop import LayerLoop
 from jaxllm.resolve import limits
 from jaxllm.resolve import resolve_engine as resolve_module
 from jaxllm.resolve.checkpoint_settings import (
@@ -399,6 +400,22 @@ def test_learned_positions_bound_the_length(make_model: MakeModel):
     with pytest.raises(VLLMValidationError, match=r"context of 2048 tokens\. Lower it: .* learned") as caught:
         resolve(make_model(**opt), max_model_len=2049)
     assert caught.value.parameter == "max_model_len"
+
+
+def test_nothing_bounds_the_length_of_a_model_without_attention(make_model: MakeModel):
+    config = resolve(folder("mamba"))
+    assert (config.max_model_len, config.max_model_len_can_shrink) == (2048, True)
+    assert resolve(folder("mamba"), max_model_len=10**6).max_model_len == 10**6
+    named = {"architectures": ["MambaForCausalLM"], "num_hidden_layers": 2, "max_position_embeddings": 300}
+    assert resolve(make_model(**named)).max_model_len == 300
+
+
+@pytest.mark.parametrize(("backend", "loop"), [(None, LayerLoop.IN_PLACE), ("xla", LayerLoop.SWITCH)])
+def test_a_model_without_attention_runs_in_the_cpus_own_kernels_too(backend: str | None, loop: LayerLoop):
+    config = resolve(folder("mamba2"), attention_config={"backend": backend})
+    [group] = config.kv_groups
+    assert (group.num_layers, group.block_bytes, group.attention.implementation) == (0, 0, backend or "none")
+    assert config.ops.specs.loop is loop
 
 
 def test_remote_code_is_refused_by_name(make_model: MakeModel):

@@ -64,6 +64,8 @@ FAMILIES = {
     "granite4": 2,  # state spaces, whose heads share groups; a shared expert
     "nemotron3": 2,  # layers of one part, experts of latents
     "jamba": 2,  # a projection that sums over the channels of all devices, within a recurrent layer
+    "mamba": 2,  # the same without attention
+    "mamba2": 2,
     "falcon_h1": 2,  # attention beside a recurrent state
     "lfm3": 2,  # a gate for each head
     "gemma4_e2b": 2,  # layers that borrow keys, layers with inputs of their own

@@ -60,6 +60,8 @@ SETTINGS = (
     Setting("lfm2", "float32"),
     # State spaces; layers of one part each.
     Setting("nemotron_h", "float32"),
+    # State spaces alone, without attention.
+    Setting("mamba2", "float32"),
     # Keys and values that layers share, and inputs of a layer's own.
     Setting("gemma4_e2b", "bfloat16", has_windows=True),
 )

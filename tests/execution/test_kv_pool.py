@@ -2,17 +2,33 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.kv_pool import CPU_POOL_BYTES, KVLayout, PoolRequest, count_blocks, most_tokens
+from jaxllm.execution.kv_pool import (
+    CPU_POOL_BYTES,
+    KVGroup,
+    KVLayout,
+    PoolRequest,
+    StateGroup,
+    count_blocks,
+    most_tokens,
+)
+from jaxllm.models.recurrence import pick_state_ops
+from jaxllm.models.state_specs import SelectiveSpec
+from pallas_kernels.paged_attention import BlockShape, NoAttention
 from tests.execution.support import make_compiler, make_group
 
 LAYOUT = KVLayout(groups=(make_group(),), max_num_seqs=4, max_num_batched_tokens=256, max_model_len=100)
 BASE = PoolRequest(layout=LAYOUT, num_gpu_blocks_override=None, kv_cache_memory_bytes=None, memory_limit=None)
 BLOCK_BYTES = 2 * 2 * 2 * 16 * 16 * 4  # layers, K and V, kv heads, head dim, block size, bytes
+
+
+def pick_xla(op: Any, shape: Any) -> Any:
+    return op.pick(shape, "cpu", "xla")[0]
 
 
 def with_layout(request: PoolRequest, **changes: int) -> PoolRequest:
@@ -63,6 +79,21 @@ def test_too_little_for_one_request_is_an_error_that_names_the_way_out(changes: 
     fits = most_tokens(request, used_bytes=15 * BLOCK_BYTES)
     if fits:
         count_blocks(with_layout(request, max_model_len=fits), used_bytes=15 * BLOCK_BYTES)
+
+
+def test_where_nothing_attends_blocks_take_no_memory_and_states_all_of_it() -> None:
+    nothing = KVGroup(attention=NoAttention(BlockShape(16, jnp.float32)), num_layers=0, window=None)
+    scan = pick_state_ops(SelectiveSpec(num_channels=8, state_dim=4, dt_rank=2, conv_size=4), 1, jnp.float32, pick_xla)
+    layout = replace(LAYOUT, groups=(nothing,), states=(StateGroup(ops=scan, num_layers=3),))
+    state_bytes = (1 + 4 + 1 + 1) * 3 * 8 * (3 + 4) * 4  # slots, layers, channels, numbers of a channel, bytes
+    assert (nothing.block_bytes, layout.bytes(2), layout.bytes(10**6)) == (0, state_bytes, state_bytes)
+    request = replace(BASE, layout=layout)
+    assert count_blocks(request, used_bytes=0) == layout.most_wanted == 4 * 7 + 1
+    assert count_blocks(replace(request, memory_limit=state_bytes + 9), used_bytes=9) == layout.most_wanted
+    assert count_blocks(replace(request, num_gpu_blocks_override=12, memory_limit=state_bytes), used_bytes=0) == 12
+    with pytest.raises(VLLMValidationError, match=r"lower max_num_seqs=4, whose recurrent states") as error:
+        count_blocks(replace(request, memory_limit=state_bytes + 8), used_bytes=9)
+    assert "set max_model_len" not in str(error.value)
 
 
 def test_windows_take_no_more_than_all_sequences_do_nor_than_the_others() -> None:

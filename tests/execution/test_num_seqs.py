@@ -1,6 +1,7 @@
 """A default number of requests is lowered to what leaves room for more than their recurrent states."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ def test_states_take_at_most_half_of_what_parameters_leave(tmp_path: Path, caplo
     assert "max_num_seqs lowered from 256 to 64" in caplog.text
     assert fitted(config, limit - 2 * GIBI) == LEAST_SEQS, "the engine then says by itself what it lacks"
     assert fitted(config, limit + 62 * GIBI) == 256
+
+
+def test_states_take_three_quarters_where_nothing_attends(tmp_path: Path) -> None:
+    config = engine_config(tmp_path, "mamba2")
+    specs, layout = make_model(config).specs.param_specs(), step_config(config).kv_layout
+    free = -(-4 * replace(layout, max_num_seqs=128).state_bytes // 3)
+    assert fitted(config, param_bytes(config.mesh, specs) + free) == 128
+    assert fitted(config, param_bytes(config.mesh, specs) + free - 4) == 64
+    assert fitted(config, param_bytes(config.mesh, specs) + 2 * free) == 256
 
 
 def test_what_the_user_says_stands(tmp_path: Path) -> None:

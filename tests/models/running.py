@@ -19,7 +19,14 @@ from jaxllm.models.recurrence import StateOps, pick_state_ops
 from jaxllm.models.towers.tower import Tower
 from jaxllm.models.towers.whisper import ClipEncoder
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
-from pallas_kernels.paged_attention import AttentionBatch, AttentionShape, KVPool, PagedAttention
+from pallas_kernels.paged_attention import (
+    AttentionBatch,
+    AttentionShape,
+    BlockShape,
+    KVPool,
+    NoAttention,
+    PagedAttention,
+)
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from pallas_kernels.recurrent_state import StateBatch
 from tests.models.tiny import BLOCK_SIZE, CASES, POOLING_CASES, Golden, read_hf_config, read_tensors
@@ -139,9 +146,11 @@ def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, 
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
-def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention | LatentAttention:
+def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention | LatentAttention | NoAttention:
     """Return the attention of a cache group's layers in plain XLA."""
     dtype = jnp.dtype(dtype)
+    if not group.num_heads:
+        return NoAttention(BlockShape(BLOCK_SIZE, dtype))
     if (latent_dim := group.latent_dim) is not None:
         sizes = group.num_heads, latent_dim, group.head_dim - latent_dim
         return LatentAttention(LatentShape(*sizes, BLOCK_SIZE, dtype, dtype))

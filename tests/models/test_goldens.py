@@ -26,7 +26,10 @@ OF_STATES = [
     "falcon_h1_norm",
     "granite4",
     "granite4_dense",
+    "falcon_mamba",
     "jamba",
+    "mamba",
+    "mamba2",
     "lfm2",
     "lfm2_moe",
     "lfm3",
@@ -106,6 +109,7 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
         "granite4",
         "nemotron3",
         "jamba",
+        "mamba2",
         "falcon_h1",
     ],
 )
