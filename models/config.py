@@ -10,7 +10,7 @@ from .towers.settings import ClipSettings, TowerSettings
 
 HIDDEN_ACTS = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
 HEAD_ACTS = (*HIDDEN_ACTS, "tanh")
-_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional")
+_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "proportional", "ntk")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,16 @@ class QueryScaling:
     length: int
     first: int = 0
     """The number that is added to positions, which count from 0; it is 1 in Llama 4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeSpec:
+    """Scores that depend on the distance of two tokens too, by keys and queries of distances."""
+
+    num_buckets: int
+    """The rows of distances on each side."""
+    max_distance: int | None
+    """The distance at which the last row is reached, if far ones share rows; None if each has a row, up to the last."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +278,8 @@ class LayerSpec:
     """The size of the chunks that positions are cut into, if a token attends only within its chunk; else None."""
     rope: int | None = 0
     """The index of the RoPE table, among the model's, that rotates queries and keys; None for no rotation."""
+    relative: RelativeSpec | None = None
+    """Scores depend on distances by keys and queries of these; None if they depend on contents alone."""
     latent: LatentSpec | None = None
     """Attention over latents; None for keys and values of heads. There is one kv head, and `head_dim` is that of the
     latents with their rotated part."""

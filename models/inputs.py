@@ -7,13 +7,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from pallas_kernels.lora import Rows
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.paged_attention.rope import rotate
+from pallas_kernels.relative_attention import bucket_rows
 
-from .config import LayerSpec, QueryScaling
+from .config import LayerSpec, QueryScaling, RelativeSpec
 from .loop import Heads, LatentHeads
 
 
@@ -46,6 +48,26 @@ class MediaTokens(NamedTuple):
     rope_positions_t3: Array
 
 
+class Distances(NamedTuple):
+    """The states of distances, which are the same for all sequences, in the order of distances from 0 to both sides."""
+
+    states_rd: Array
+    num_rows: Array
+    """The number of rows that the step's sequences have distances of."""
+    places_r: np.ndarray
+    """The place of each of the op's rows in this order."""
+
+
+def distances_of(states_rd: Array, spec: RelativeSpec, batch: AttentionBatch, longest: int) -> Distances:
+    """Return the states of distances [r, d], with those that a step needs first."""
+    far = np.abs(np.arange(2 * spec.num_buckets) - spec.num_buckets)
+    order_r = np.argsort(far, kind="stable")
+    counts = bucket_rows(np.arange(longest), spec.num_buckets, spec.max_distance) - spec.num_buckets
+    longest_now = jnp.max(batch.query_ends_s - batch.query_starts_s)
+    num_rows = jnp.asarray(np.minimum(2 * counts + 1, len(far)), jnp.int32)[jnp.clip(longest_now - 1, 0, longest - 1)]
+    return Distances(states_rd[order_r], num_rows, np.argsort(order_r))
+
+
 class SharedInputs(NamedTuple):
     """The inputs that all layers of a step share."""
 
@@ -61,6 +83,8 @@ class SharedInputs(NamedTuple):
     slices_ktd: Array | None = None
     """The further slices of the tokens' media rows, which layers with `adds_media` add to the stream: the i-th layer
     the i-th slice. None if the model has no such layers."""
+    distances: Distances | None = None
+    """What layers make keys and queries of distances of, if scores depend on these."""
 
 
 def attention_inputs(

@@ -33,6 +33,15 @@ class Heads(NamedTuple):
     """The scales of the norms of queries and of keys, if the norms come after the rotation."""
 
 
+class RelativeHeads(NamedTuple):
+    """The input of attention whose scores depend on distances too."""
+
+    heads: Heads
+    q_rnh: Array
+    k_rnh: Array
+    """The queries and keys of distances, by `bucket_rows`; rows of distances that no sequence has are undefined."""
+
+
 class LatentHeads(NamedTuple):
     """The input of attention over latents; the parts that RoPE rotates are separate."""
 
@@ -99,7 +108,7 @@ class LayerBody(NamedTuple):
     project: Callable[[Any, Array], Any]
     """It takes the layer's weights, arrays or `Stacked`, and the hidden states [t, d], and returns the input of
     `attend`:
-    `Heads`, `LatentHeads`, or the inputs of a layer with recurrent state; `Beside` if it has both."""
+    `Heads`, `RelativeHeads`, `LatentHeads`, or the inputs of a layer with recurrent state; `Beside` if it has both."""
     attend: Callable[[Any, Cached, Array | int], tuple[Array | None, Cached]]
     """It takes the layer's index among those of its kind, and returns [t, n, h] and the new state of attention. In a
     layer

@@ -16,11 +16,20 @@ from pallas_kernels.lora import sort_rows
 from pallas_kernels.paged_attention import AttentionBatch, Rope
 
 from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
-from .config import FeatureSpec
-from .inputs import MediaTokens, SharedInputs, TokenBatch, attention_inputs, embed_media, with_row_ends
+from .config import FeatureSpec, LayerSpec
+from .inputs import (
+    Distances,
+    MediaTokens,
+    SharedInputs,
+    TokenBatch,
+    attention_inputs,
+    distances_of,
+    embed_media,
+    with_row_ends,
+)
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, pooled_states
-from .loop import Beside, Cached, LayerBody, LayerLoop, Lent, pick, run_layers
+from .loop import Beside, Cached, LayerBody, LayerLoop, Lent, RelativeHeads, pick, run_layers
 from .params import array_specs
 from .rope import query_scale, rope_table
 from .specs import ModelSpecs
@@ -84,7 +93,13 @@ class Model:
     def adapter_specs(self, shape: AdapterShape | None = None) -> dict[str, Adapters]:
         """Return the specs of adapters by the path of the weight that they adapt, for the model's slots or `shape`."""
         shape = shape or self.adapter_shape
-        return {} if shape is None else adapter_specs(array_specs(self.specs.param_specs()), shape, self.dtype)
+        if shape is None:
+            return {}
+        arrays = array_specs(self.specs.param_specs())
+        if self.plan.kinds[0].relative is not None:
+            # The queries and keys of distances come from the same weights, and all sequences share them.
+            arrays = {path: array for path, array in arrays.items() if not path.endswith("attn.qkv")}
+        return adapter_specs(arrays, shape, self.dtype)
 
     def forward(
         self,
@@ -137,7 +152,10 @@ class Model:
                 for group, batch in zip(plan.groups, batches, strict=True)
             ]
         rows = sort_rows(tokens.adapter_slots_t)
-        step = SharedInputs(num_tokens, rows, ropes, query_scales, inputs_ltp, batches, attention, slices_ktd)
+        distances = self._distances(params, batches)
+        step = SharedInputs(
+            num_tokens, rows, ropes, query_scales, inputs_ltp, batches, attention, slices_ktd, distances
+        )
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
@@ -202,10 +220,18 @@ class Model:
         plan = self.plan
         spec = plan.kinds[kind]
 
-        def layer(weights: _Params) -> Any:
+        def layer(weights: _Params, num_rows: Array = step.num_tokens) -> Any:
             return nnx.merge(
-                self.specs.kinds[kind].definition, bind(dict(weights), step.num_tokens, self.ops, step.adapter_rows)
+                self.specs.kinds[kind].definition, bind(dict(weights), num_rows, self.ops, step.adapter_rows)
             )
+
+        @jax.named_scope("project")
+        def project(weights: _Params, x_td: Array) -> Any:
+            heads = layer(weights).project(x_td)
+            if (distances := step.distances) is None:
+                return heads
+            q_rnh, k_rnh, *_ = layer(weights, distances.num_rows).project(distances.states_rd)
+            return RelativeHeads(heads, q_rnh[distances.places_r], k_rnh[distances.places_r])
 
         # Profiles show the parts of a step under these names.
         @jax.named_scope("attend")
@@ -228,7 +254,7 @@ class Model:
                 return x_td
             return x_td + step.slices_ktd[pick(plan.layers_of[kind], index)]
 
-        return LayerBody(jax.named_scope("project")(lambda weights, x_td: layer(weights).project(x_td)), attend, finish)
+        return LayerBody(project, attend, finish)
 
     def _attend(
         self, kind: int, step: SharedInputs, heads: Any, cached: Cached, index: Array | int
@@ -237,6 +263,8 @@ class Model:
         plan, spec = self.plan, self.plan.kinds[kind]
         pools, lent = cached
         group, places = plan.cache_layers(kind)
+        if spec.relative is not None:
+            return self._attend_by_distance(spec, heads, step.batches[group]), cached
         where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
         # The cache has borrowed keys and values already, and those of an encoder's frames, whose last ones stand in
         # for the step's tokens; writing them again changes nothing.
@@ -253,6 +281,27 @@ class Model:
             attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
         lent = {each: keys_values if each == group else held for each, held in lent.items()}
         return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
+
+    def _attend_by_distance(self, spec: LayerSpec, inputs: RelativeHeads, batch: AttentionBatch) -> Array:
+        """Attend in a layer whose scores depend on distances; its pool stays as it is, for nothing is read again."""
+        assert spec.relative is not None
+        return self.ops.relative(
+            *inputs.heads[:3],
+            *inputs[1:],
+            batch.query_starts_s,
+            batch.query_ends_s,
+            scale=spec.scale,
+            max_distance=spec.relative.max_distance,
+            longest=self.config.max_position_embeddings,
+        )
+
+    def _distances(self, params: _Params, batches: Sequence[Any]) -> Distances | None:
+        """Return what layers make keys and queries of distances of, if scores depend on these."""
+        spec = self.plan.kinds[0].relative
+        if spec is None:
+            return None
+        states_rd = self._frame_of(params, 2 * spec.num_buckets).distance_states()
+        return distances_of(states_rd, spec, batches[0], self.config.max_position_embeddings)
 
     def _recur(
         self, kind: int, step: SharedInputs, inputs: Any, cached: Cached, index: Array | int

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .config import HIDDEN_ACTS, LayerSpec, ModelConfig, RopeConfig
-from .fields import read_bool, read_choice, read_float, read_floats, read_int, read_mapping, read_optional_float
+from .fields import (
+    read_bool,
+    read_choice,
+    read_float,
+    read_floats,
+    read_int,
+    read_mapping,
+    read_optional_float,
+    require,
+)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 # Far above any model; a config.json with more would only cost memory.
@@ -137,7 +146,8 @@ def read_rope(hf: Mapping[str, Any], settings: Mapping[str, Any], *, rotates_par
         "rotated": rotated,
     }
     match rope_type:
-        case "linear":
+        case "linear" | "ntk":
+            require(settings, mixed_b=None)
             fields["factor"] = read_float(settings, "factor")
         case "proportional":
             fields["factor"] = read_float(settings, "factor", 1.0)

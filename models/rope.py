@@ -52,6 +52,9 @@ def frequencies(rope: RopeConfig, head_dim: int) -> np.ndarray:
     match rope.rope_type:
         case "linear":
             return base / np.float32(rope.factor)
+        case "ntk":
+            # As in the first GTE's code: the base grows, and all waves become a bit longer.
+            return _default_frequencies(rope.theta * rope.factor, head_dim) / np.float32(rope.factor ** (2 / head_dim))
         case "llama3":
             return _llama3_frequencies(rope, base)
         case "yarn":

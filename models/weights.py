@@ -20,6 +20,7 @@ from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.linear import Linear
 from pallas_kernels.linear.xla import ACTIVATIONS
 from pallas_kernels.lora import Lora, Rows
+from pallas_kernels.relative_attention import RelativeAttention
 from pallas_kernels.weights.held import Quantized
 
 from .adapters import Adapted
@@ -58,6 +59,8 @@ class Ops(NamedTuple):
     """The op for weights with a matrix for each head; plain XLA's is one matmul with a batch of heads."""
     lora: Lora = Lora()
     """The op for adapters beside weights."""
+    relative: RelativeAttention = RelativeAttention()
+    """The op for attention that depends on distances."""
 
     @property
     def has_cpu_norms(self) -> bool:

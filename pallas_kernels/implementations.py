@@ -163,6 +163,8 @@ SEGMENT_ATTENTION: Implementations = {
     ),
 }
 
+RELATIVE_ATTENTION: Implementations = {"xla": Implementation(None, "relative_attention.xla:xla_relative_attention")}
+
 # "cpu_int8" rounds x to 8 bits where `rounding_refusal` allows it, and is "cpu" elsewhere. "gpu_fp8" rounds x to float8
 # for weights that are float8; it is plain XLA, which calls cuBLASLt on GPUs that `fp8_device_refusal` allows.
 LINEAR: Implementations = {

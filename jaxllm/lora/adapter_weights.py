@@ -61,7 +61,7 @@ def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Ma
         names = ", ".join(left[:_MOST_NAMED]) + (f" and {len(left) - _MOST_NAMED} more" if left[_MOST_NAMED:] else "")
         raise adapter.error(
             f"it is for {names}, and this model has no linear layer of that name: embeddings, heads, routers and "
-            "experts take no adapters, nor do encoders of other modalities"
+            "experts take no adapters, nor do DeBERTa's queries, keys and values, and encoders of other modalities"
         )
     for name, module in modules.items():
         matrices = adapter.read(module)

@@ -68,8 +68,10 @@ def _context_length(config: ModelConfig) -> int:
     if len(config.ropes) != 1:
         return length
     rope = config.ropes[0]
-    if rope.rope_type in ("linear", "dynamic"):
+    if rope.rope_type == "linear":
         return int(length * rope.factor)
+    if rope.rope_type == "dynamic":
+        return max(length, int(rope.max_position_embeddings * rope.factor))
     if rope.rope_type == "yarn":
         return max(length, int(rope.original_max_position_embeddings * rope.factor))
     return length

@@ -8,12 +8,12 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ..config import ModelConfig, RopeConfig
+from ..config import ModelConfig
 from ..family import Family
-from ..fields import read_float, read_int, require
+from ..fields import require
 from ..layers import EncoderFrame, GatedMLP, GPTLayer
 from ..names import Fused, Prefixes, TensorName
-from ..reading import read_rope, read_rope_settings, read_rope_type
+from ..reading import read_rope, read_rope_settings
 from .bert import EMBEDDING, read_bert, token_classifier, with_classifier
 from .llama import LLAMA_NAMES
 
@@ -73,19 +73,8 @@ def _gte_config(hf: Mapping[str, Any]) -> ModelConfig:
     hf = DEFAULTS | dict(hf)
     require(hf, layer_norm_type="layer_norm", pack_qkv=True, logn_attention_scale=False, logn_attention_clip1=False)
     biases: dict[str, Any] = {"mlp_bias": True, "gate_bias": False}
-    rope = _read_rope(hf)
+    rope = read_rope(hf, read_rope_settings(hf))
     return read_bert(hf, "GteModel", EMBEDDING, positions="rope", min_types=0, ropes=(rope,), rope=0, **biases)
-
-
-def _read_rope(hf: Mapping[str, Any]) -> RopeConfig:
-    """Read the RoPE table, which may have fixed NTK scaling: its base grows, and its waves become a bit longer."""
-    settings = read_rope_settings(hf)
-    if read_rope_type(settings) == "ntk":
-        require(settings, mixed_b=None)
-        head_dim = read_int(hf, "hidden_size", 768) // read_int(hf, "num_attention_heads", 12)
-        theta, factor = read_float(settings, "rope_theta"), read_float(settings, "factor")
-        settings = {"rope_type": "linear", "rope_theta": theta * factor, "factor": factor ** (2 / head_dim)}
-    return read_rope(hf, settings)
 
 
 def _gte_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:

@@ -38,9 +38,8 @@ _NEEDS = {
         *("T5EncoderModel", "T5Model", "T5Gemma2ForConditionalGeneration"),
     ),
     f"{_ROTARY} and an adapter for each task": ("JinaEmbeddingsV3Model",),
-    "attention with keys and queries of relative positions": (
-        *("DebertaV2Model", "DebertaV2ForSequenceClassification", "DebertaV2ForTokenClassification"),
-        *("DebertaModel", "DebertaForSequenceClassification"),
+    "the first DeBERTa's own projections of distances; DebertaV2Model and its classifiers run": (
+        *("DebertaModel", "DebertaForSequenceClassification", "DebertaForTokenClassification"),
     ),
     "a projection of every token's state, which scores by the best match of each (ColBERT)": (
         *("HF_ColBERT", "ColBERT", "ColBERTModernBertModel", "ColBERTJinaRobertaModel", "ColBERTLfm2Model"),

@@ -39,14 +39,19 @@ class Frame(nnx.Module):
 class EncoderFrame(nnx.Module):
     """The parts around an encoder's layers: the normed sum of embeddings, and the final norm. It has no output head.
 
-    The embeddings are those of tokens, of positions unless layers use RoPE, and of token types if the model has some.
+    The embeddings are those of tokens, of positions unless layers use RoPE or distances, and of token types if there
+    are some.
     """
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         d = cfg.hidden_size
         self.embed, self.embed_norm = Embedding(cfg, dtype), LayerNorm(d, "embed", cfg, dtype)
         self.position_offset = cfg.position_offset
-        self.has_positions, self.has_types = not cfg.ropes, cfg.num_token_types > 0
+        relative = cfg.layers[0].relative
+        self.has_positions, self.has_types = not cfg.ropes and relative is None, cfg.num_token_types > 0
+        if relative is not None:
+            self.distances = declare((2 * relative.num_buckets, d), ("positions", "embed"), dtype)
+            self.distance_norm = LayerNorm(d, "embed", cfg, dtype)
         if self.has_positions:
             rows = cfg.max_position_embeddings + cfg.position_offset
             self.positions = declare((rows, d), ("positions", "embed"), dtype)
@@ -62,6 +67,10 @@ class EncoderFrame(nnx.Module):
         if self.has_positions:
             x_td = x_td + self.positions[...][tokens.positions_t + self.position_offset]
         return self.embed_norm(x_td)
+
+    def distance_states(self) -> Array:
+        """Return the states [r, d] of distances, which layers make keys and queries of."""
+        return self.distance_norm(self.distances[...])
 
     def end(self, x_td: Array) -> Array:
         """Return hidden states [t, d] of the stream that comes out of the last layer."""

@@ -60,6 +60,13 @@ def rotary(model: str, config: str, **changes: Any) -> Case:
     return Case(model, lambda: getattr(transformers, config)(**sizes | changes))
 
 
+def deberta(model: str, **changes: Any) -> Case:
+    """Return a case of a DeBERTa v3, with far distances that share rows."""
+    kinds = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+    rows = {"position_buckets": 8, "norm_rel_ebd": "layer_norm", "position_biased_input": False}
+    return Case(model, lambda: transformers.DebertaV2Config(**ENCODER | kinds | rows | changes))
+
+
 def embedding_gemma() -> Any:
     """Return a config of EmbeddingGemma's: attention is not causal, and windows count both sides."""
     types = ["sliding_attention", "sliding_attention", "full_attention"]
@@ -99,6 +106,9 @@ CASES = {
         type_vocab_size=2,
         rope_parameters={"rope_type": "linear", "rope_theta": 3000.0, "factor": 2.0},
     ),
+    "deberta": deberta("DebertaV2Model", position_buckets=-1),
+    "deberta_pairs": deberta("DebertaV2ForSequenceClassification", num_labels=1, type_vocab_size=2),
+    "deberta_tokens": deberta("DebertaV2ForTokenClassification", num_labels=4, num_hidden_layers=3),
     "embedding_gemma": Case("Gemma3TextModel", embedding_gemma),
     "qwen3_embedder": Case("Qwen3Model", lambda: transformers.Qwen3Config(**SMALL)),
     "llama_classifier": Case("LlamaForSequenceClassification", lambda: transformers.LlamaConfig(**SMALL, num_labels=3)),

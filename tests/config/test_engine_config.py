@@ -320,7 +320,10 @@ def decoder(*ropes: RopeConfig) -> ModelConfig:
         ((RopeConfig(),), 1000),
         ((RopeConfig(rope_type="llama3", factor=8.0),), 1000),
         ((RopeConfig(rope_type="linear", factor=4.0),), 4000),
-        ((RopeConfig(rope_type="dynamic", factor=2.0),), 2000),
+        ((RopeConfig(rope_type="dynamic", factor=2.0, max_position_embeddings=1000),), 2000),
+        # Nomic Embed's length is the scaled one.
+        ((RopeConfig(rope_type="dynamic", factor=2.0, max_position_embeddings=250),), 1000),
+        ((RopeConfig(rope_type="ntk", factor=8.0),), 1000),
         ((RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=1000),), 4000),
         ((RopeConfig(rope_type="yarn", factor=4.0, original_max_position_embeddings=250),), 1000),
         ((RopeConfig(rope_type="linear", factor=8.0), RopeConfig()), 1000),

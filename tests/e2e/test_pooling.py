@@ -95,6 +95,8 @@ def random_prompts(count: int, longest: int, seed: int = 0) -> list[Any]:
         ("modernbert", "float32", "embed"),
         ("nomic", "float32", "embed"),
         ("gte", "bfloat16", "token_embed"),
+        ("deberta", "float32", "embed"),
+        ("deberta_tokens", "bfloat16", "token_classify"),
         ("embedding_gemma", "bfloat16", "embed"),
         ("llama_classifier", "float32", "classify"),
     ],

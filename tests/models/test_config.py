@@ -462,7 +462,7 @@ def test_the_checkpoint_decides_whether_there_is_a_head(case: str) -> None:
 @pytest.mark.parametrize(
     ("architecture", "hf", "message"),
     [
-        ("LlamaForCausalLM", {"rope_scaling": {"type": "ntk", "factor": 2.0}}, "rope_type is 'ntk'"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "xpos", "factor": 2.0}}, "rope_type is 'xpos'"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "longrope", "factor": 2.0}}, "short_factor is missing"),
         ("LlamaForCausalLM", {"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ("LlamaForCausalLM", {"rope_scaling": "linear"}, "rope_scaling is 'linear'"),

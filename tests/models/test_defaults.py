@@ -13,10 +13,17 @@ from tests.models.tiny import CASES, read_hf_config
 DECODERS = {hf["model_type"]: hf["architectures"][0] for hf in map(read_hf_config, CASES)}
 TYPES = {kind: name for kind, name in DECODERS.items() if not get_family(name).is_wrapper}
 TYPES |= {"qwen3_5_text": "Qwen3_5ForCausalLM", "bert": "BertModel", "modernbert": "ModernBertModel"}
-TYPES |= {"nomic_bert": "NomicBertModel", "gte": "GteModel"}
+TYPES |= {"nomic_bert": "NomicBertModel", "gte": "GteModel", "deberta-v2": "DebertaV2Model"}
 del TYPES["bailing_moe_v2"]  # HF has no class for it
 CHANGES: dict[str, dict[str, Any]] = {
     # HF's own values do not make a valid model.
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},

@@ -15,7 +15,7 @@ import pytest
 from jaxllm.loading.load import check_names, load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family, pooling
-from jaxllm.models.config import HeadLayer, Pooling
+from jaxllm.models.config import HeadLayer, Pooling, RelativeSpec
 from jaxllm.models.rope import frequencies
 from tests.models.dense import dense_attention
 from tests.models.running import build_model, load
@@ -32,6 +32,15 @@ SIZES = {
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
+}
+
+DEBERTA = {
+    "relative_attention": True,
+    "position_biased_input": False,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 32,
 }
 
 
@@ -80,6 +89,7 @@ def old_bert(name: str) -> str:
         ("gte", "NewForMaskedLM", "new.{}".format, ["new.pooler.dense.weight", "lm_head.decoder.weight"]),
         ("gte", "NewModel", str, ["classifier.weight", "classifier.bias"]),
         ("nomic", "NomicBertForPreTraining", "bert.{}".format, ["bert.pooler.dense.weight", "cls.predictions.bias"]),
+        ("deberta", "DebertaV2ForMaskedLM", "deberta.{}".format, ["cls.predictions.bias", "mask_predictions.x"]),
         ("qwen3_embedder", "Qwen3Model", "model.{}".format, ["lm_head.weight"]),
     ],
 )
@@ -100,7 +110,7 @@ def test_a_decoder_converts_under_any_prefix() -> None:
 
 
 @pytest.mark.parametrize("loop", LayerLoop)
-@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier", "gte", "nomic", "embedding_gemma"])
+@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier", "gte", "nomic", "deberta", "embedding_gemma"])
 def test_bfloat16_stays_bfloat16_until_the_outputs(case: str, loop: LayerLoop) -> None:
     model = build_model(case, dtype=jnp.bfloat16, loop=loop)
     args = forward_args(model)
@@ -136,6 +146,14 @@ def test_modernbert_takes_old_keys() -> None:
     config = read("ModernBertModel", **keys)
     assert [rope.theta for rope in config.ropes] == [3e5, 2e4]
     assert [layer.rope for layer in config.layers] == [0, 1, 0, 1]
+
+
+def test_distances_of_deberta() -> None:
+    config = read("DebertaV2Model", **DEBERTA)
+    assert {layer.relative for layer in config.layers} == {RelativeSpec(num_buckets=32, max_distance=128)}
+    assert config.layers[0].scale == pytest.approx(48**-0.5)
+    plain = read("DebertaV2Model", **DEBERTA | {"position_buckets": -1, "max_relative_positions": 50})
+    assert plain.layers[0].relative == RelativeSpec(num_buckets=50, max_distance=None)
 
 
 def test_nomic_s_own_keys_are_hf_s() -> None:
@@ -211,6 +229,14 @@ def test_reward_models_score_tokens() -> None:
         ("NomicBertModel", {"n_embd": 32, "prenorm": True}, "prenorm is True"),
         ("NomicBertModel", {"n_embd": 32, "activation_function": "gelu"}, "activation_function is 'gelu'"),
         ("NomicBertModel", {"n_embd": 32, "rotary_emb_fraction": 0}, "partial_rotary_factor is 0"),
+        ("DebertaV2Model", DEBERTA | {"conv_kernel_size": 3}, "conv_kernel_size is 3: .* deberta-v2-xlarge"),
+        ("DebertaV2Model", DEBERTA | {"relative_attention": False}, "relative_attention is False"),
+        ("DebertaV2Model", DEBERTA | {"position_biased_input": True}, "position_biased_input is True"),
+        ("DebertaV2Model", DEBERTA | {"pos_att_type": "p2c"}, r"pos_att_type is \['p2c'\]"),
+        ("DebertaV2Model", DEBERTA | {"share_att_key": False}, "share_att_key is False"),
+        ("DebertaV2Model", DEBERTA | {"norm_rel_ebd": "none"}, "norm_rel_ebd is 'none'"),
+        ("DebertaV2Model", DEBERTA | {"embedding_size": 16}, "embedding_size is 16"),
+        ("DebertaV2Model", DEBERTA | {"position_buckets": 128}, "position_buckets is 128, .* less than 128 positions"),
         ("NewModel", {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
         ("NewModel", {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale is True"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family
+from jaxllm.models.config import RelativeSpec
 from tests.models.pooled import Outputs, PooledGolden, read_pooled_goldens, run_pooled
 from tests.models.running import build_model, load
 from tests.models.tiny import CASES, POOLING_CASES, read_goldens, read_hf_config, read_tensors
@@ -67,7 +68,7 @@ def test_what_stands_for_a_text(case: str, kind: str) -> None:
 
 @pytest.mark.models
 @pytest.mark.parametrize("loop", [LayerLoop.UNROLL, LayerLoop.SWITCH, LayerLoop.IN_PLACE])
-@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier"])
+@pytest.mark.parametrize("case", ["bert_pairs", "modernbert_classifier", "deberta_pairs", "gte_pairs"])
 def test_all_loops_match_hf(case: str, loop: LayerLoop) -> None:
     model, goldens = build_model(case, loop=loop), read_pooled_goldens(case)
     outputs = run_pooled(model, load(model, read_tensors(case)), goldens)
@@ -166,6 +167,12 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("gte", "rope"): layers_without(rope=None),
     ("gte_pairs", "token types"): without(num_token_types=0),
     ("gte_pairs", "attention to what follows"): layers_without(causal=True),
+    ("deberta", "a row for each distance"): layers_without(relative=RelativeSpec(num_buckets=64, max_distance=63)),
+    ("deberta_pairs", "rows of far distances"): layers_without(relative=RelativeSpec(num_buckets=8, max_distance=None)),
+    ("deberta_pairs", "token types"): without(num_token_types=0),
+    ("deberta_pairs", "activation of the head"): with_head(act="tanh"),
+    ("deberta_tokens", "scale of three products"): layers_without(scale=0.25),
+    ("deberta_tokens", "biases"): layers_without(qkv_bias=False),
     ("embedding_gemma", "attention to what follows"): layers_without(causal=True),
     ("embedding_gemma", "window"): layers_without(window=None),
     ("embedding_gemma", "window is no longer"): with_windows(1),
