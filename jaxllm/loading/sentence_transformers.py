@@ -26,6 +26,8 @@ SENTENCE_FILES = (_MODULES_NAME, _SETTINGS_NAME, *_ENCODER_NAMES)
 """The files in the model's own folder; modules have folders of their own."""
 CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME = "config.json", "model.safetensors", "tokenizer_config.json"
 _MAX_MODULES = 64
+_JINA_TRANSFORMER = "custom_st.Transformer"
+"""The class of Jina's models, which without a task is sentence-transformers' own."""
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 _POOLING_MODES: Mapping[str, str] = {"cls": "CLS", "mean": "MEAN", "lasttoken": "LAST"}
@@ -143,7 +145,7 @@ def _read_modules(folder: Path, source: str) -> tuple[Module, ...]:
             raise model_error(message, source)
         config = folder / path / CONFIG_NAME
         read = read_json(config, source) if path and config.is_file() else {}
-        is_known = kind.startswith("sentence_transformers.")
+        is_known = kind.startswith("sentence_transformers.") or kind == _JINA_TRANSFORMER
         modules.append(Module(kind.rpartition(".")[2] if is_known else kind, path, read))
     return tuple(modules)
 

@@ -88,11 +88,18 @@ def read_bert(
     return read_decoder(hf, architecture=architecture, pooling=pooling, **(fields | family))
 
 
-def with_classifier(config: ModelConfig, hf: Mapping[str, Any]) -> ModelConfig:
-    """Return the config of an embedder with the head of HF's `*ForSequenceClassification` models of this shape."""
+def with_classifier(
+    config: ModelConfig,
+    hf: Mapping[str, Any],
+    *,
+    dense: str = "{body}pooler.dense",
+    out: str = "classifier",
+    act: str = "tanh",
+) -> ModelConfig:
+    """Return an embedder's config with the head of HF's `*ForSequenceClassification` models: two layers, by name."""
     head = (
-        HeadLayer(source="{body}pooler.dense", size=config.hidden_size, act="tanh"),
-        HeadLayer(source="classifier", size=read_num_labels(hf)),
+        HeadLayer(source=dense, size=config.hidden_size, act=act),
+        HeadLayer(source=out, size=read_num_labels(hf)),
     )
     return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
 

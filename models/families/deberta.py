@@ -7,11 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..config import HEAD_ACTS, HeadLayer, ModelConfig, Pooling, RelativeSpec
+from ..config import HEAD_ACTS, ModelConfig, RelativeSpec
 from ..fields import read_choice, read_int, require
 from ..names import Prefixes, TensorName
-from ..pooling import read_num_labels
-from .bert import BERT, EMBEDDING, read_bert, token_classifier
+from .bert import BERT, EMBEDDING, read_bert, token_classifier, with_classifier
 
 _SELF = "{body}encoder.layer.{l}.attention.self"
 _PARTS = (("q", "n", "query"), ("k", "k", "key"), ("v", "k", "value"))
@@ -84,11 +83,7 @@ def _deberta_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a DeBERTa that classifies texts, or pairs of texts."""
     config = replace(_deberta_config(hf), architecture="DebertaV2ForSequenceClassification")
     act = read_choice(hf, "pooler_hidden_act", HEAD_ACTS, "gelu")
-    head = (
-        HeadLayer(source="pooler.dense", size=config.hidden_size, act=act),
-        HeadLayer(source="classifier", size=read_num_labels(hf)),
-    )
-    return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
+    return with_classifier(config, hf, dense="pooler.dense", act=act)
 
 
 def _deberta_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:

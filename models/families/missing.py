@@ -8,7 +8,6 @@ from types import MappingProxyType
 _INDEXER = "sparse attention, in which an indexer with a cache of its own chooses each query's keys"
 _CHANNELS = "Kimi delta attention, a recurrent state that decays by channel"
 _STREAMS = "hyper-connections, which mix several residual streams"
-_ROTARY = "an encoder of BERT's shape with rotary positions"
 _NEEDS = {
     f"{_INDEXER}, over latents": (
         *("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM", "MistralLarge4ForConditionalGeneration"),
@@ -37,7 +36,6 @@ _NEEDS = {
         *("T5ForConditionalGeneration", "MT5ForConditionalGeneration", "UMT5ForConditionalGeneration"),
         *("T5EncoderModel", "T5Model", "T5Gemma2ForConditionalGeneration"),
     ),
-    f"{_ROTARY} and an adapter for each task": ("JinaEmbeddingsV3Model",),
     "the first DeBERTa's own projections of distances; DebertaV2Model and its classifiers run": (
         *("DebertaModel", "DebertaForSequenceClassification", "DebertaForTokenClassification"),
     ),

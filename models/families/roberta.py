@@ -6,30 +6,28 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..config import HeadLayer, ModelConfig, Pooling
+from ..config import ModelConfig, Pooling
 from ..fields import read_int
 from ..names import NO_PREFIXES, Prefixes
-from ..pooling import read_num_labels
-from .bert import BERT, EMBEDDING, read_bert, token_classifier
+from .bert import BERT, EMBEDDING, read_bert, token_classifier, with_classifier
 from .bert import DEFAULTS as BERT_DEFAULTS
+from .jina_v3 import PACKED_NAMES, read_jina
 
 # HF's values for keys that a config.json leaves out.
 DEFAULTS = {"pad_token_id": 1}
 
 
 def _roberta_config(hf: Mapping[str, Any]) -> ModelConfig:
-    """Read the config.json of a RoBERTa embedder."""
+    """Read the config.json of a RoBERTa embedder; with rotary positions it is Jina's."""
+    if hf.get("position_embedding_type") == "rotary":
+        return read_jina(hf)
     return _read(hf, "RobertaModel", EMBEDDING)
 
 
 def _roberta_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a RoBERTa that classifies texts, or pairs of texts."""
     config = _read(hf, "RobertaForSequenceClassification", EMBEDDING)
-    head = (
-        HeadLayer(source="classifier.dense", size=config.hidden_size, act="tanh"),
-        HeadLayer(source="classifier.out_proj", size=read_num_labels(hf)),
-    )
-    return replace(config, pooling=Pooling(tasks=("classify",), kind="CLS", head=head))
+    return with_classifier(config, hf, dense="classifier.dense", out="classifier.out_proj")
 
 
 def _roberta_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
@@ -48,6 +46,8 @@ def _read(hf: Mapping[str, Any], architecture: str, pooling: Pooling) -> ModelCo
 _ROBERTA = replace(
     BERT,
     config_from_hf=_roberta_config,
+    # Those of Jina's reranker v2.
+    other_names=(PACKED_NAMES,),
     prefixes=(Prefixes("roberta.", ""), NO_PREFIXES),
     leaves_out=(*BERT.leaves_out, "lm_head.*"),
 )

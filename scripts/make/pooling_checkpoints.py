@@ -77,7 +77,7 @@ def embedding_gemma() -> Any:
     )
 
 
-NEW_NAMES = ("nomic_classifier", "gte_pairs")
+NEW_NAMES = ("nomic_classifier", "gte_pairs", "jina_v3_classifier")
 """Cases with HF's present names of tensors; others have those of the first checkpoints, where they differ."""
 CASES = {
     "bert": bert("BertModel"),
@@ -106,6 +106,8 @@ CASES = {
         type_vocab_size=2,
         rope_parameters={"rope_type": "linear", "rope_theta": 3000.0, "factor": 2.0},
     ),
+    "jina_v3": rotary("JinaEmbeddingsV3Model", "JinaEmbeddingsV3Config", type_vocab_size=1),
+    "jina_v3_classifier": rotary("JinaEmbeddingsV3ForSequenceClassification", "JinaEmbeddingsV3Config", num_labels=3),
     "deberta": deberta("DebertaV2Model", position_buckets=-1),
     "deberta_pairs": deberta("DebertaV2ForSequenceClassification", num_labels=1, type_vocab_size=2),
     "deberta_tokens": deberta("DebertaV2ForTokenClassification", num_labels=4, num_hidden_layers=3),

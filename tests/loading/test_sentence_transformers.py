@@ -152,7 +152,7 @@ WITH_DENSE: Mapping[str, Any] = {
         ({"modules.json": modules("Transformer", "Pooling", "Normalize", "Dense")}, "in this order"),
         ({"modules.json": modules("Transformer", "Dense")}, "in this order"),
         ({"modules.json": modules("Transformer")}, "in this order"),
-        ({"modules.json": [{"type": "custom_st.Transformer", "path": ""}]}, "'custom_st.Transformer'"),
+        ({"modules.json": [{"type": "custom_st.Encoder", "path": ""}]}, "'custom_st.Encoder'"),
         (
             {"modules.json": [{**modules("Transformer")[0], "path": "0_T"}, *modules("Transformer", "Pooling")[1:]]},
             "in 0_T, not in the model's folder",

@@ -237,6 +237,12 @@ def test_reward_models_score_tokens() -> None:
         ("DebertaV2Model", DEBERTA | {"norm_rel_ebd": "none"}, "norm_rel_ebd is 'none'"),
         ("DebertaV2Model", DEBERTA | {"embedding_size": 16}, "embedding_size is 16"),
         ("DebertaV2Model", DEBERTA | {"position_buckets": 128}, "position_buckets is 128, .* less than 128 positions"),
+        ("JinaEmbeddingsV3Model", {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
+        (
+            "XLMRobertaForTokenClassification",
+            {"position_embedding_type": "rotary"},
+            "position_embedding_type is 'rotary'",
+        ),
         ("NewModel", {"position_embedding_type": "absolute"}, "position_embedding_type is 'absolute'"),
         ("NewModel", {"layer_norm_type": "rms_norm"}, "layer_norm_type is 'rms_norm'"),
         ("NewModel", {"logn_attention_scale": True}, "logn_attention_scale is True"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import cache
 from typing import Any
 
@@ -95,6 +97,52 @@ def test_scores_are_logits_of_tokens(case: str, method: str, ids: tuple[int, int
         np.testing.assert_allclose(scores[1] - scores[0], second - first, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.models
+def test_jina_s_checkpoints_with_adapters_are_read_without() -> None:
+    hf = read_hf_config("jina_v3") | {"position_embedding_type": "rotary", "rotary_emb_base": 20_000.0}
+    theta = hf.pop("rope_parameters")["rope_theta"]
+    assert theta == 20_000.0
+    stored = {}
+    for name, tensor in read_tensors("jina_v3").items():
+        end = ".parametrizations.weight.original" if tensor.ndim > 1 and name.endswith(".weight") else ""
+        stored[f"roberta.{name.removesuffix('.weight') + end if end else name}"] = tensor
+    config = get_family("XLMRobertaModel").read_config(hf, stored)
+    assert config == build_model("jina_v3").config
+    model, goldens = Model(ModelSpecs(config, jnp.float32)), read_pooled_goldens("jina_v3")
+    outputs = run_pooled(model, load(model, stored), goldens)
+    for output, golden in zip(outputs.of_tokens, goldens, strict=True):
+        np.testing.assert_allclose(output, golden.output, rtol=0, atol=TOLERANCE)
+    adapters = "roberta.encoder.layers.1.mixer.Wqkv.parametrizations.weight.0.lora_A"
+    assert any(fnmatch(adapters, pattern) for pattern in model.specs.ignored_tensors)
+
+
+@pytest.mark.models
+def test_jina_s_reranker_is_an_xlm_roberta_by_other_names() -> None:
+    renamed = (
+        ("encoder.layer.", "encoder.layers."),
+        ("embeddings.LayerNorm", "emb_ln"),
+        ("attention.output.dense", "mixer.out_proj"),
+        ("attention.output.LayerNorm", "norm1"),
+        ("intermediate.dense", "mlp.fc1"),
+        ("output.dense", "mlp.fc2"),
+        ("output.LayerNorm", "norm2"),
+    )
+    stored: dict[str, np.ndarray] = {}
+    tensors = read_tensors("xlm_roberta_classifier")
+    for name, tensor in tensors.items():
+        if match := re.fullmatch(r"(.*)attention\.self\.query\.(.*)", name):
+            parts = [tensors[f"{match[1]}attention.self.{part}.{match[2]}"] for part in ("query", "key", "value")]
+            name, tensor = f"{match[1]}mixer.Wqkv.{match[2]}", np.concatenate(parts)
+        for theirs, jinas in renamed:
+            name = name.replace(theirs, jinas)
+        if "attention.self" not in name:
+            stored[name] = tensor
+    model, goldens = build_model("xlm_roberta_classifier"), read_pooled_goldens("xlm_roberta_classifier")
+    outputs = run_pooled(model, load(model, stored), goldens)
+    for output, golden in zip(outputs.of_texts, goldens, strict=True):
+        np.testing.assert_allclose(output, golden.output, rtol=0, atol=TOLERANCE)
+
+
 def layers_without(**fields: object) -> Change:
     return lambda cfg: cfg.with_layers(**fields)
 
@@ -167,6 +215,10 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("gte", "rope"): layers_without(rope=None),
     ("gte_pairs", "token types"): without(num_token_types=0),
     ("gte_pairs", "attention to what follows"): layers_without(causal=True),
+    ("jina_v3", "biases"): layers_without(o_bias=False),
+    ("jina_v3", "rope"): layers_without(rope=None),
+    ("jina_v3_classifier", "token types"): without(num_token_types=0),
+    ("jina_v3_classifier", "activation of the head"): with_head(act=None),
     ("deberta", "a row for each distance"): layers_without(relative=RelativeSpec(num_buckets=64, max_distance=63)),
     ("deberta_pairs", "rows of far distances"): layers_without(relative=RelativeSpec(num_buckets=8, max_distance=None)),
     ("deberta_pairs", "token types"): without(num_token_types=0),
