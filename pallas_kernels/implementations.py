@@ -145,6 +145,10 @@ LATENT_ATTENTION: Implementations = {
     ),
 }
 
+INDEXER: Implementations = {
+    "xla": Implementation(None, "indexer.xla:xla_indexer", pool_spec="indexer.layout:indexer_pool_spec"),
+}
+
 SEGMENT_ATTENTION: Implementations = {
     "xla": Implementation(None, "segment_attention.xla:xla_segment_attention"),
     "xla_counted": Implementation(None, "segment_attention.xla:xla_counted_segment_attention"),

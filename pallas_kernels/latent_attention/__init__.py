@@ -3,6 +3,8 @@
 This is multi-head latent attention in its absorbed form: one latent gives a token's keys and values of all heads. The
 matrices that would make them are multiplied into the queries before, and into the output after. So all heads attend to
 the latents themselves, and the pool holds nothing else. `reference.py` defines what is correct.
+
+In sparse attention each row attends to few positions, which `pallas_kernels/indexer` chooses.
 """
 
 from __future__ import annotations
@@ -50,6 +52,7 @@ class LatentAttention(PoolAttention):
         layer: Array | int,
         num_layers: int,
         scale: float,
+        positions_tk: Array | None = None,
     ) -> tuple[Array, LatentPool]:
         """Write latents at the batch's slots of `layer`, and attend over sequences' blocks.
 
@@ -63,15 +66,18 @@ class LatentAttention(PoolAttention):
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
           scale: factor on the scores.
+          positions_tk: for a shape with `top_k`, and only then, the positions of its sequence that each row attends to,
+            int32 [t, top_k]: ascending, none after its own, and -1 behind them. `Indexer` chooses them.
 
         Returns:
-          The weighted sums of latents [t, n, latent_dim] in q's dtype (rows of padding hold finite garbage), and the
-          pool.
+          The weighted sums of latents [t, n, latent_dim] in q's dtype (rows of padding, and rows without a position,
+          hold finite garbage), and the pool.
 
         Raises:
           ValueError: for arrays that are not of this shape.
         """
-        self._check(q_tnh, latents_th, kv_pool, num_layers)
+        self._check(q_tnh, latents_th, kv_pool, num_layers, positions_tk)
+        chosen = {} if positions_tk is None else {"positions_tk": positions_tk}
         return load(self._entry.function)(
             q_tnh,
             to_pool_dtype(latents_th, self.shape.kv_dtype),
@@ -84,12 +90,19 @@ class LatentAttention(PoolAttention):
             tiles=self.tiles,
             interpret=self.interpret,
             **self._device,
+            **chosen,
         )
 
-    def _check(self, q_tnh: Array, latents_th: Array, kv_pool: LatentPool, num_layers: int) -> None:
+    def _check(
+        self, q_tnh: Array, latents_th: Array, kv_pool: LatentPool, num_layers: int, positions_tk: Array | None
+    ) -> None:
         shape, t = self.shape, q_tnh.shape[0]
         if q_tnh.shape[1:] != (shape.num_heads, shape.key_dim) or latents_th.shape != (t, shape.key_dim):
             raise ValueError(f"latent_attention: q {q_tnh.shape} and latents {latents_th.shape} are not of {shape}")
+        chosen = None if positions_tk is None else positions_tk.shape
+        wanted = None if shape.top_k is None else (t, shape.top_k)
+        if chosen != wanted:
+            raise ValueError(f"latent_attention: positions_tk has the shape {chosen}, not {wanted}, for {shape}")
         [pool], [spec] = kv_pool, self.pool_spec(num_layers, len(kv_pool.latents) // num_layers)
         if (pool.shape, pool.dtype) != (spec.shape, spec.dtype):
             raise ValueError(

@@ -16,10 +16,12 @@ class _Case(NamedTuple):
     latent_dim: int = 512
     rope_dim: int = 64
 
-    def shape(self, block_size: int = 64, dtype: Any = jnp.bfloat16, kv_dtype: Any = None) -> LatentShape:
+    def shape(
+        self, block_size: int = 64, dtype: Any = jnp.bfloat16, kv_dtype: Any = None, top_k: int | None = None
+    ) -> LatentShape:
         """Return the shape that the op is compiled for; the pool is of `dtype` unless `kv_dtype` is set."""
         dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
-        return LatentShape(self.num_heads, self.latent_dim, self.rope_dim, block_size, dtype, kv_dtype)
+        return LatentShape(self.num_heads, self.latent_dim, self.rope_dim, block_size, dtype, kv_dtype, top_k)
 
 
 CASES: dict[str, _Case] = {

@@ -24,11 +24,18 @@ class LatentShape(NamedTuple):
     """The dtype of queries, new latents, and the output."""
     kv_dtype: Any
     """The dtype of the pool."""
+    top_k: int | None = None
+    """The most positions that a row attends to, where they are chosen for it; None: all rows attend to all before."""
 
     @property
     def key_dim(self) -> int:
         """Return the size of a key, which is also the size of a token's entry in the pool."""
         return self.latent_dim + self.rope_dim
+
+
+def refuse_chosen(shape: LatentShape) -> str | None:
+    """Return why a kernel that attends to all positions cannot run a shape, or None if it can."""
+    return None if shape.top_k is None else "it attends to all positions, not to chosen ones"
 
 
 class LatentPool(NamedTuple):

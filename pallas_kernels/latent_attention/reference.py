@@ -20,6 +20,7 @@ def reference_latent_attention(
     num_layers: int,
     scale: float,
     latent_dim: int,
+    positions_tk: np.ndarray | None = None,
 ) -> tuple[np.ndarray, LatentPool]:
     """See `LatentAttention`; takes and returns numpy arrays. Rows of padding are 0."""
     pool = np.array(kv_pool.latents)
@@ -38,7 +39,10 @@ def reference_latent_attention(
         blocks = first_block + np.asarray(batch.block_tables_sm)[seq][positions // block_size]
         keys_ch = pool[blocks, positions % block_size].astype(np.float32)
         for row in range(start, end):
-            seen_ch = keys_ch[: length - end + row + 1]
+            chosen = slice(length - end + row + 1)
+            if positions_tk is not None:
+                chosen = positions_tk[row][positions_tk[row] >= 0]
+            seen_ch = keys_ch[chosen]
             scores_nc = q_tnh[row].astype(np.float32) @ seen_ch.T * scale
             weights_nc = np.exp(scores_nc - scores_nc.max(axis=1, keepdims=True))
             out_tnl[row] = weights_nc @ seen_ch[:, :latent_dim] / weights_nc.sum(axis=1, keepdims=True)

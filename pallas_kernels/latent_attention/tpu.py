@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.tpu import float8
 from pallas_kernels.paged_attention.tpu.options import Options, ring_length
 from pallas_kernels.paged_attention.tpu.step import attend_step
 
-from .layout import LANES, LatentPool, LatentShape, row_columns
+from .layout import LANES, LatentPool, LatentShape, refuse_chosen, row_columns
 
 _KV_TILE = 512
 _QUERY_ROWS = 2048
@@ -76,6 +76,8 @@ def tpu_latent_attention(
 
 def tpu_refusal(shape: LatentShape) -> str | None:
     """Return why the kernels cannot run a shape, or None if they can."""
+    if shape.top_k is not None:
+        return refuse_chosen(shape)
     if shape.latent_dim % LANES:
         return f"latents must have a multiple of {LANES} numbers, not {shape.latent_dim}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):

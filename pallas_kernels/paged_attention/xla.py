@@ -10,13 +10,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from .layout import AttentionBatch, SplitPool
 from .tiles import XLA_TILES, Tiles
 
-_Attend = Callable[[Array, Array, Array, Array | None], Array]
+_Compute = Callable[[Any, Array, Array, Array | None], Array]
+"""A function of rows [s, r, ...] of sequences with tables [s, m]; of their positions [s, r], -1 for rows that do not
+count; and of one past the last position that each sees [s, r], None if that is its own. It returns results [s, r, ...].
+"""
 _Read = Callable[[Array], tuple[Array, Array]]
 """A function that returns the keys [s, k, h, c] and the values [s, k, c, v] of blocks [s, b], in the queries' dtype."""
 _MAX_POSITION = 2**30
@@ -93,24 +97,50 @@ def attend_step(
 ) -> Array:
     """Attend all rows of a step over keys and values that are already in the pool; return [t, n, value_dim]."""
     t, n, h = q_tnh.shape
-    k = num_kv_heads
-    q_tkgh = q_tnh.reshape(t, k, n // k, h)
-    attend = partial(
-        _attend,
-        read=read,
-        value_dim=value_dim,
-        block_size=block_size,
-        window=window,
-        scale=scale,
-        soft_cap=soft_cap,
-        sinks_kg=None if sinks_n is None else sinks_n.astype(jnp.float32).reshape(k, n // k),
-        tile=tiles.kv,
-    )
+    k, g = num_kv_heads, n // num_kv_heads
+    sinks_kg = None if sinks_n is None else sinks_n.astype(jnp.float32).reshape(k, g)
+
+    def attend(q_srkgh: Array, tables_sm: Array, positions_sr: Array, ends_sr: Array | None) -> Array:
+        s, r = positions_sr.shape
+        out_skrh = _attend(
+            q_srkgh.swapaxes(1, 2).reshape(s, k, r * g, h),
+            tables_sm,
+            jnp.repeat(positions_sr, g, axis=1),
+            None if ends_sr is None else jnp.repeat(ends_sr, g, axis=1),
+            read=read,
+            value_dim=value_dim,
+            block_size=block_size,
+            window=window,
+            scale=scale,
+            soft_cap=soft_cap,
+            sinks_kg=sinks_kg,
+            tile=tiles.kv,
+        )
+        return out_skrh.reshape(s, k, r, g, value_dim).swapaxes(1, 2)
+
+    nothing = jnp.zeros((k, g, value_dim), q_tnh.dtype)
+    return walk_rows(attend, q_tnh.reshape(t, k, g, h), nothing, batch, tiles).reshape(t, n, value_dim)
+
+
+def walk_rows(compute: _Compute, rows_tx: Any, nothing: Array, batch: AttentionBatch, tiles: Tiles) -> Array:
+    """Compute a result for every row of a step: decode rows in groups, longer chunks in tiles of rows.
+
+    Args:
+      compute: the function of a group of decode rows, or of a tile of rows of one sequence.
+      rows_tx: the step's rows, an array [t, ...] or a tree of them.
+      nothing: the result of a row of padding; `compute` returns arrays of such results.
+      batch: the positions of the rows.
+      tiles: the rows of a group and of a tile.
+
+    Returns:
+      The results [t, ...].
+    """
+    t = len(batch.slots_t)
     # Prefill writes whole tiles; the last one may reach beyond t.
-    out = jnp.zeros((t + tiles.query, k, n // k, value_dim), q_tnh.dtype)
-    out = _decode(q_tkgh, out, batch, attend, tiles.decode)
-    out = _prefill(q_tkgh, out, batch, attend, tiles.query)
-    return out[:t].reshape(t, n, value_dim)
+    out = jnp.broadcast_to(nothing, (t + tiles.query, *nothing.shape))
+    out = _decode(rows_tx, out, batch, compute, tiles.decode)
+    out = _prefill(rows_tx, out, batch, compute, tiles.query)
+    return out[:t]
 
 
 def widen(numbers: Array, kv_dtype: Any, dtype: Any) -> Array:
@@ -128,10 +158,10 @@ def _write(kv_pool: SplitPool, k_tkh: Array, v_tkh: Array, first_block: Array | 
     )
 
 
-def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: _Attend, group: int) -> Array:
-    """Attend the leading decode rows, `group` at a time, in the order of their lengths.
+def _decode(rows_tx: Any, out_tx: Array, batch: AttentionBatch, compute: _Compute, group: int) -> Array:
+    """Compute the leading decode rows, `group` at a time, in the order of their lengths.
 
-    A group takes as long as its longest row. One or two rows that are left over are attended singly: a group takes as
+    A group takes as long as its longest row. One or two rows that are left over are computed singly: a group takes as
     long for them as for all its rows.
     """
     s, tables_sm = batch.context_lens_s.shape[0], batch.block_tables_sm
@@ -140,42 +170,40 @@ def _decode(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: _Atte
     order_s = jnp.arange(s) if s == group else jnp.argsort(lens_s, descending=True)
     # A slice that reaches beyond the end would be moved, not cut, so rows are added; they read and write nothing. There
     # is more than one slice even for one group, or XLA would take its attention out of the loop and always run it.
-    order_s = jnp.pad(order_s, (0, group), constant_values=out_tkgh.shape[0])
+    order_s = jnp.pad(order_s, (0, group), constant_values=len(out_tx))
 
-    def attend_rows(out_tkgh: Array, start: Array, count: int) -> Array:
+    def compute_rows(out_tx: Array, start: Array, count: int) -> Array:
         rows = lax.dynamic_slice_in_dim(order_s, start, count)
-        q_skrh, tables, lens = (x.at[rows].get(mode="fill", fill_value=0) for x in (q_tkgh[:s], tables_sm, lens_s))
-        positions_sr = jnp.broadcast_to(lens[:, None] - 1, (count, q_skrh.shape[2]))
-        return out_tkgh.at[rows].set(attend(q_skrh, tables, positions_sr, None), mode="drop")
+        rows_sx, tables, lens = jax.tree.map(
+            lambda x: x.at[rows].get(mode="fill", fill_value=0),
+            (jax.tree.map(lambda x: x[:s], rows_tx), tables_sm, lens_s),
+        )
+        result_srx = compute(jax.tree.map(lambda x: x[:, None], rows_sx), tables, lens[:, None] - 1, None)
+        return out_tx.at[rows].set(result_srx[:, 0], mode="drop")
 
     num_groups = (batch.num_decodes + group - 1 - min(_MAX_SINGLES, group - 1)) // group
-    out_tkgh = lax.fori_loop(0, num_groups, lambda i, out: attend_rows(out, i * group, group), out_tkgh)
-    return lax.fori_loop(num_groups * group, batch.num_decodes, lambda i, out: attend_rows(out, i, 1), out_tkgh)
+    out_tx = lax.fori_loop(0, num_groups, lambda i, out: compute_rows(out, i * group, group), out_tx)
+    return lax.fori_loop(num_groups * group, batch.num_decodes, lambda i, out: compute_rows(out, i, 1), out_tx)
 
 
-def _prefill(q_tkgh: Array, out_tkgh: Array, batch: AttentionBatch, attend: _Attend, tile: int) -> Array:
-    """Attend the longer chunks, one tile of query rows after the other."""
-    _, k, g, h = q_tkgh.shape
-    q_tkgh = jnp.pad(q_tkgh, ((0, tile), (0, 0), (0, 0), (0, 0)))
-    row_ends_t = None if batch.row_ends_t is None else jnp.pad(batch.row_ends_t, (0, tile))
+def _prefill(rows_tx: Any, out_tx: Array, batch: AttentionBatch, compute: _Compute, tile: int) -> Array:
+    """Compute the longer chunks, one tile of rows after the other."""
+    rows_tx, row_ends_t = jax.tree.map(
+        lambda x: jnp.pad(x, ((0, tile), *[(0, 0)] * (x.ndim - 1))), (rows_tx, batch.row_ends_t)
+    )
 
-    def body(i: Array, out_tkgh: Array) -> Array:
+    def body(i: Array, out_tx: Array) -> Array:
         seq, row = batch.tile_seqs_i[i], batch.tile_rows_i[i]
-        q = lax.dynamic_slice_in_dim(q_tkgh, row, tile)
-        q_skrh = q.transpose(1, 0, 2, 3).reshape(1, k, tile * g, h)
         rows, end = row + jnp.arange(tile), batch.query_ends_s[seq]
         positions = jnp.where(rows < end, batch.context_lens_s[seq] - end + rows, -1)
         table_sm = lax.dynamic_slice_in_dim(batch.block_tables_sm, seq, 1)
-        ends_sr = None
-        if row_ends_t is not None:
-            row_ends = jnp.where(rows < end, lax.dynamic_slice_in_dim(row_ends_t, row, tile), 0)
-            ends_sr = jnp.repeat(row_ends, g)[None]
-        result = attend(q_skrh, table_sm, jnp.repeat(positions, g)[None], ends_sr)
-        result_rkgh = result.reshape(k, tile, g, -1).transpose(1, 0, 2, 3)
+        of_tile, row_ends = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, row, tile)[None], (rows_tx, row_ends_t))
+        ends_sr = None if row_ends is None else jnp.where(rows < end, row_ends, 0)
+        [result_rx] = compute(of_tile, table_sm, positions[None], ends_sr)
         # Rows beyond the sequence's end are overwritten by the next tile, or are padding.
-        return lax.dynamic_update_slice_in_dim(out_tkgh, result_rkgh, row, 0)
+        return lax.dynamic_update_slice_in_dim(out_tx, result_rx, row, 0)
 
-    return lax.fori_loop(0, batch.num_tiles, body, out_tkgh)
+    return lax.fori_loop(0, batch.num_tiles, body, out_tx)
 
 
 def _attend(

@@ -18,6 +18,7 @@ from pallas_kernels.latent_attention.cpu.kernel import ROWS_PER_CORE, Kernel
 from pallas_kernels.native import compiling, processor
 from pallas_kernels.native.compiling import num_cores
 from pallas_kernels.paged_attention import AttentionBatch, copy_blocks
+from pallas_kernels.paged_attention.layout import FLOAT8
 from tests.pallas_kernels.latent_steps import (
     LAYER,
     NUM_LAYERS,
@@ -47,18 +48,23 @@ def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 def attention(
-    sizes: tuple[int, int, int], dtype: Any = jnp.float32, kv_dtype: Any = None, block_size: int = 16
+    sizes: tuple[int, int, int],
+    dtype: Any = jnp.float32,
+    kv_dtype: Any = None,
+    block_size: int = 16,
+    top_k: int | None = None,
 ) -> LatentAttention:
     dtypes = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
-    return LatentAttention(LatentShape(*sizes, block_size, *dtypes), IMPLEMENTATION)
+    return LatentAttention(LatentShape(*sizes, block_size, *dtypes, top_k), IMPLEMENTATION)
 
 
 @cache
 def compiled(op: LatentAttention) -> Any:
     """Return the op as a function that compiles once for a test's steps of the same shapes."""
 
-    def function(q, latents, pool, batch, layer):
-        return op(q, latents, pool, batch, layer=layer, num_layers=NUM_LAYERS, scale=SCALE)
+    def function(q, latents, pool, batch, layer, positions):
+        settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": SCALE}
+        return op(q, latents, pool, batch, **settings, positions_tk=positions)
 
     quick: dict[str, Any] = dict(QUICK_COMPILE) if op.implementation == "xla" else {}
     return jax.jit(function, compiler_options={"xla_allow_excess_precision": False, **quick})
@@ -69,7 +75,7 @@ def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) ->
     pool = step.pool
     if op.shape.kv_dtype.itemsize == 1:
         pool = LatentPool(jax.lax.bitcast_convert_type(pool.latents, jnp.uint8))
-    return compiled(op)(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER)
+    return compiled(op)(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER, step.positions)
 
 
 def assert_same(got: Any, expected: Any, dtype: Any) -> None:
@@ -118,6 +124,78 @@ def test_latents_as_wide_as_they_come(dtype: Any) -> None:
 def test_a_narrower_pool_holds_rounded_latents(sizes: tuple[int, int, int], dtype: Any, kv_dtype: Any) -> None:
     op = attention(sizes, dtype, kv_dtype)
     assert_matches(op, make(6, RAGGED, op))
+
+
+@pytest.fixture
+def takes_positions() -> None:
+    if IMPLEMENTATION != "xla":
+        pytest.skip("this kernel attends to all positions")
+
+
+@pytest.mark.parametrize(("sizes", "top_k"), [*zip(SIZES, [1, 16, 40, 150, 150], strict=True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("takes_positions")
+def test_chosen_positions_match_the_reference(dtype: Any, sizes: tuple[int, int, int], top_k: int) -> None:
+    op = attention(sizes, dtype, top_k=top_k, block_size=48 if top_k == 40 else 16)
+    step = make(draw_seed(), RAGGED, op, row_alignment=16 if sizes[0] == 2 else 1)
+    assert_matches(op, step)
+    # Each row sees nothing but its positions: the rest of the pool may as well be NaN.
+    tables, seen = np.asarray(step.batch.block_tables_sm), np.zeros(step.pool.latents.shape[:2], bool)
+    first = LAYER * (len(step.pool.latents) // NUM_LAYERS)
+    for seq, (start, end) in enumerate(zip(step.batch.query_starts_s, step.batch.query_ends_s, strict=True)):
+        positions = np.unique(step.positions[start:end])
+        positions = positions[positions >= 0]
+        seen[first + tables[seq][positions // op.shape.block_size], positions % op.shape.block_size] = True
+    poisoned = jnp.where(seen[..., None], step.pool.latents, jnp.nan)
+    assert_matches(op, step._replace(pool=LatentPool(poisoned)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [*zip([jnp.float32, jnp.bfloat16] * 2, [jnp.float16, *FLOAT8, FLOAT8[0]], strict=True)]
+)
+@pytest.mark.usefixtures("takes_positions")
+def test_chosen_positions_in_a_narrower_pool(dtype: Any, kv_dtype: Any) -> None:
+    op = attention((4, 32, 16), dtype, kv_dtype, top_k=33)
+    assert_matches(op, make(draw_seed(), RAGGED, op))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("takes_positions")
+def test_all_positions_chosen_is_attention_to_all(dtype: Any) -> None:
+    step = make(draw_seed(), RAGGED, attention((4, 32, 16), dtype, top_k=300))
+    chosen, _ = run(attention((4, 32, 16), dtype, top_k=300), step)
+    out, _ = run(attention((4, 32, 16), dtype), step._replace(positions=None))
+    tolerance = 2e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(float32(chosen)[step.rows], float32(out)[step.rows], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("takes_positions")
+def test_a_row_without_a_position_is_finite() -> None:
+    op = attention((4, 32, 16), top_k=8)
+    step = make(draw_seed(), [(5, 1), (130, 1), (33, 33)], op)
+    out, _ = run(op, step._replace(positions=jnp.full_like(step.positions, -1)))
+    assert np.isfinite(float32(out)).all()
+
+
+def test_positions_come_with_a_shape_that_has_them() -> None:
+    op = attention((4, 32, 16), top_k=8)
+    step = make(5, [(5, 5)], op)
+    with pytest.raises(ValueError, match="positions_tk has the shape None, not"):
+        run(op, step._replace(positions=None))
+    with pytest.raises(ValueError, match="positions_tk has the shape"):
+        run(op, step._replace(positions=step.positions[:, :3]))
+    with pytest.raises(ValueError, match=r"positions_tk has the shape \(.*\), not None"):
+        run(attention((4, 32, 16)), step)
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_kernels_without_chosen_positions_say_so(platform: str) -> None:
+    op, reason = pick(CASES["deepseek-v3"].shape(top_k=2048), platform, architecture="9.0")
+    assert (op.implementation, reason) == ("xla", "it attends to all positions, not to chosen ones")
+
+
+def draw_seed() -> int:
+    return int(np.random.default_rng().integers(2**31))
 
 
 def test_latents_beyond_8_bits_are_clipped() -> None:

@@ -11,7 +11,7 @@ from jax import Array
 from pallas_kernels.native.compiling import register
 from pallas_kernels.paged_attention import AttentionBatch, Tiles
 
-from ..layout import LatentPool, LatentShape
+from ..layout import LatentPool, LatentShape, refuse_chosen
 from .kernel import Kernel
 
 _UNIT_LANES = 128
@@ -22,6 +22,8 @@ core's cache.
 
 def cpu_refusal(shape: LatentShape) -> str | None:
     """Return why the kernel cannot run a shape, or None if it can."""
+    if shape.top_k is not None:
+        return refuse_chosen(shape)
     sizes = shape.latent_dim, shape.rope_dim, shape.block_size
     if any(size % 16 for size in sizes):
         return "latents, their rotated part and block_size must be multiples of 16, not {}, {} and {}".format(*sizes)

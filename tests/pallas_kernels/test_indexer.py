@@ -1,0 +1,163 @@
+"""The indexer chooses the reference's positions in a poisoned pool, whatever else is in the batch."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.implementations import INDEXER
+from pallas_kernels.indexer import Indexer, IndexerPool, IndexerShape, pick
+from pallas_kernels.indexer.cases import CASES
+from pallas_kernels.indexer.reference import reference_scores
+from pallas_kernels.paged_attention.layout import FLOAT8
+from pallas_kernels.trials.indexer import LAYER, NUM_LAYERS, Step, held_pool, indexer_trials, make, reference
+from pallas_kernels.trials.trial import is_same
+from tests.quick import QUICK_COMPILE
+
+pytestmark = pytest.mark.cpu_kernels
+
+RAGGED = [(1, 1), (16, 1), (17, 1), (49, 1), (130, 1), (300, 1), (2, 2), (33, 33), (64, 20), (150, 47), (290, 3)]
+DTYPES = (jnp.float32, jnp.bfloat16)
+# The number of heads, the size of a key, and the number of positions that are chosen.
+SIZES = [(1, 16, 16), (2, 16, 1), (5, 32, 40), (16, 64, 129), (20, 32, 512)]
+
+IMPLEMENTATION = "xla"
+
+
+@pytest.fixture(params=INDEXER, autouse=True)
+def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
+    compiled.cache_clear()  # a test may choose another instruction set
+
+
+def indexer(
+    sizes: tuple[int, int, int], dtype: Any = jnp.float32, kv_dtype: Any = None, block_size: int = 16
+) -> Indexer:
+    return Indexer(IndexerShape(*sizes, block_size, jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)), IMPLEMENTATION)
+
+
+@cache
+def compiled(op: Indexer) -> Any:
+    """Return the op as a function that compiles once for a test's steps of the same shapes."""
+
+    def function(q, k, weights, pool, batch, layer):
+        return op(q, k, weights, pool, batch, layer=layer, num_layers=NUM_LAYERS)
+
+    quick: dict[str, Any] = dict(QUICK_COMPILE) if op.implementation == "xla" else {}
+    return jax.jit(function, compiler_options={"xla_allow_excess_precision": False, **quick})
+
+
+def run(op: Indexer, step: Step) -> tuple[np.ndarray, IndexerPool]:
+    """Run a step; the layer is traced."""
+    positions, pool = compiled(op)(*step[:3], held_pool(op, step.pool), step.batch, LAYER)
+    return np.asarray(positions), pool
+
+
+def assert_matches(op: Indexer, step: Step) -> None:
+    """Check a step against the reference; no sum of its whole numbers is rounded."""
+    expected, expected_pool = reference(step, op)
+    positions, pool = run(op, step)
+    np.testing.assert_array_equal(positions, expected)
+    first = LAYER * (len(expected_pool.keys) // NUM_LAYERS)
+    want = held_pool(op, IndexerPool(jnp.asarray(expected_pool.keys)))
+    assert is_same(*(np.delete(np.asarray(x.keys), first, axis=0) for x in (pool, want)))
+
+
+def seed() -> int:
+    return int(np.random.default_rng().integers(2**31))
+
+
+@pytest.mark.parametrize(("sizes", "block_size"), [*zip(SIZES, [16, 48, 128, 16, 48], strict=True)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matches_reference(dtype: Any, sizes: tuple[int, int, int], block_size: int) -> None:
+    op = indexer(sizes, dtype, block_size=block_size)
+    assert_matches(op, make(seed(), RAGGED, op, row_alignment=16 if sizes[0] == 2 else 1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"), [*zip([jnp.float32, jnp.bfloat16] * 2, [jnp.float16, *FLOAT8, FLOAT8[0]], strict=True)]
+)
+def test_a_narrower_pool(dtype: Any, kv_dtype: Any) -> None:
+    op = indexer((4, 32, 40), dtype, kv_dtype)
+    assert_matches(op, make(seed(), RAGGED, op))
+
+
+def test_keys_beyond_8_bits_are_clipped() -> None:
+    op = indexer((1, 16, 1), kv_dtype=jnp.float8_e4m3fn)
+    step = make(seed(), [(3, 3)], op)
+    _, pool = run(op, step._replace(k=step.k.at[0].set(1e4)))
+    slot = int(step.batch.slots_t[0])
+    block = LAYER * (len(pool.keys) // NUM_LAYERS) + slot // 16
+    written = jax.lax.bitcast_convert_type(pool.keys[block, slot % 16], jnp.float8_e4m3fn)
+    np.testing.assert_array_equal(written.astype(jnp.float32), 448.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_chooses_the_highest_scores_of_any_numbers(dtype: Any) -> None:
+    op = indexer((16, 64, 40), dtype)
+    step = make(seed(), RAGGED, op, is_whole=False)
+    arrays = (np.asarray(x) for x in step[:3])
+    pool = IndexerPool(np.asarray(step.pool.keys))
+    scores, _ = reference_scores(*arrays, pool, step.batch, layer=LAYER, num_layers=NUM_LAYERS)
+    positions, _ = run(op, step)
+    for row, scores_c in scores.items():
+        chosen = positions[row][positions[row] >= 0]
+        assert len(chosen) == min(len(scores_c), 40)
+        assert (np.diff(chosen) > 0).all()
+        rest = np.delete(scores_c, chosen)
+        assert rest.max(initial=-np.inf) <= scores_c[chosen].min() + 1e-5 * np.abs(scores_c).max()
+
+
+def test_the_lowest_of_equal_positions_win() -> None:
+    op = indexer((2, 16, 7))
+    step = make(seed(), [(40, 1), (300, 1), (33, 33)], op)
+    for weights in (step.weights * 0, -jnp.abs(step.weights)):
+        # The second query is orthogonal to all keys, or each product is negative: scores are 0 and -0.
+        zeros = step._replace(weights=weights, q=step.q * 0)
+        positions, _ = run(op, zeros)
+        for row, seen in [(0, 40), (1, 300), *((2 + i, i + 1) for i in range(33))]:
+            np.testing.assert_array_equal(positions[row], [i if i < seen else -1 for i in range(7)])
+
+
+def test_zeros_of_both_signs_are_equal() -> None:
+    """A negative weight makes the score -0 where a positive one makes it 0."""
+    op = indexer((1, 16, 3))
+    keys = jnp.zeros((6, 16)).at[:, 0].set(jnp.array([-1.0, 1.0, -2.0, 1.0, 0.0, 3.0]))
+    step = make(seed(), [(6, 6)], op, padding=0)
+    q = jnp.zeros_like(step.q).at[:, :, 0].set(1.0)
+    positions, _ = run(op, step._replace(q=q, k=keys, weights=jnp.full((6, 1), -1.0)))
+    np.testing.assert_array_equal(positions[-1], [0, 2, 4])
+    np.testing.assert_array_equal(positions[3], [0, 1, 2])
+
+
+def test_refuses_arrays_of_another_shape() -> None:
+    op = indexer((4, 32, 16))
+    step = make(seed(), [(5, 5)], op)
+    with pytest.raises(ValueError, match="are not of"):
+        run(op, step._replace(q=step.q[:, :3]))
+    with pytest.raises(ValueError, match="are not of"):
+        run(op, step._replace(k=step.k[:2]))
+    with pytest.raises(ValueError, match="float32 weights"):
+        run(op, step._replace(weights=step.weights.astype(jnp.bfloat16)))
+    with pytest.raises(ValueError, match="does not hold 3 layers"):
+        run(op, step._replace(pool=IndexerPool(step.pool.keys[:, :8])))
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_trials_notice_a_wrong_position(step: int) -> None:
+    call = [*indexer_trials(indexer((2, 16, 24), jnp.bfloat16))][step].make()
+    positions, pool = jax.jit(call.function)(*call.arguments)
+    assert call.compare((positions, pool)).is_right
+    assert not call.compare((positions.at[0, 0].add(1), pool)).is_right
+    assert not call.compare((positions, IndexerPool(pool.keys.at[-1].set(1)))).is_right
+
+
+def test_the_choice_by_platform() -> None:
+    op, reason = pick(CASES["deepseek-v3.2"].shape(), "tpu")
+    assert (op.implementation, reason, op.cuts_pool) == ("xla", None, False)
+    assert op.pool_spec(61, 9).keys.shape == (61 * 9, 64, 128)
