@@ -63,6 +63,8 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM"),
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
     "bert": ("bert", "BertModel"),
+    "nomic-bert": ("nomic_bert", "NomicBertModel"),
+    "jina-bert-v3": ("jina_embeddings_v3", "JinaEmbeddingsV3Model"),
     "hunyuan-moe": ("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM"),
 }
 """HF's model type and class for each GGUF architecture. "llama" with experts is Mixtral. A vision tower is in another
@@ -193,8 +195,8 @@ def _family_config(file: GGUFFile, arch: str, numbers: Numbers, config: dict[str
         return gemma4_config(file, numbers, config)
     if arch == "deepseek2":
         return deepseek_config(file, numbers, config)
-    if arch == "bert":
-        return bert_config(file, numbers)
+    if arch in ("bert", "nomic-bert", "jina-bert-v3"):
+        return bert_config(file, numbers) | ({"hidden_act": "silu"} if arch == "nomic-bert" else {})
     if arch == "gpt2":
         epsilon = numbers.number("attention.layer_norm_epsilon", 1e-5)
         return {"n_inner": config["intermediate_size"], "layer_norm_epsilon": epsilon}

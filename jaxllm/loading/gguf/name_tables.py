@@ -90,6 +90,25 @@ class Names(NamedTuple):
     """The layer's matrices that HF stores with inputs before outputs."""
 
 
+def _rotary_encoder_names(attention: str, mlp: Mapping[str, str]) -> Names:
+    """Return the names of an encoder with one tensor for queries, keys and values; `attention` is HF's prefix."""
+    return Names(
+        {
+            "attn_qkv": f"{attention}.Wqkv",
+            "attn_output": f"{attention}.out_proj",
+            "attn_output_norm": "norm1",
+            **mlp,
+            "layer_output_norm": "norm2",
+        },
+        top={
+            "token_embd.weight": "embeddings.word_embeddings.weight",
+            "token_types.weight": "embeddings.token_type_embeddings.weight",
+            **{f"token_embd_norm.{kind}": f"emb_ln.{kind}" for kind in ("weight", "bias")},
+        },
+        layers="encoder.layers.",
+    )
+
+
 _HUNYUAN_LAYER_NAMES = _LAYER_NAMES | {
     "attn_q_norm": "self_attn.query_layernorm",
     "attn_k_norm": "self_attn.key_layernorm",
@@ -272,6 +291,8 @@ NAMES: Mapping[str, Names] = {
         },
         layers="encoder.layer.",
     ),
+    "nomic-bert": _rotary_encoder_names("attn", {"ffn_up": "mlp.fc11", "ffn_gate": "mlp.fc12", "ffn_down": "mlp.fc2"}),
+    "jina-bert-v3": _rotary_encoder_names("mixer", {"ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
     "gpt-oss": Names(
         _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
         bare={"attn_sinks.weight": "self_attn.sinks"},

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from jaxllm.loading.gguf.file import GGUFFile
 
 PREFIX = "tokenizer.ggml."
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """llama.cpp's numbers for token types."""
 
 _ROLES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
 _DEFAULTS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "bert": {"bos": 101, "unk": 100, "pad": 0},
+    "t5": {"eos": 1, "unk": 2, "pad": 0},
 }
 """Default ids by tokenizer kind, which a file may omit. llama.cpp ends byte-level texts with token 11, which is right
 for Falcon alone; its name there ends texts anyway.

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from jaxllm.loading.gguf.file import GGUFFile
 from jaxllm.loading.gguf.special_tokens import CONTROL, NORMAL, PREFIX, USER_DEFINED, SpecialTokens, read_special_tokens
 from jaxllm.loading.gguf.text_splitting import SPLITTINGS, Splitting
+from jaxllm.loading.gguf.unigrams import add_mask, mask_id, put_between, unigrams
 from jaxllm.loading.gguf.word_pieces import frame_tokens, spell, word_pieces
 from jaxllm.loading.hf import PreTrainedTokenizerFast
 
@@ -38,6 +39,8 @@ def build_tokenizer(file: GGUFFile) -> _GGUFTokenizer:
     kind = file.value(PREFIX + "model", str, "")
     if kind == "bert":
         return _bert_tokenizer(file, tokens, special)
+    if kind == "t5":
+        return _xlm_tokenizer(file, tokens, special)
     adds_bos = file.value(PREFIX + "add_bos_token", bool)
     if kind == "gpt2":
         splitting = _splitting(file)
@@ -50,8 +53,8 @@ def build_tokenizer(file: GGUFFile) -> _GGUFTokenizer:
         adds_bos = kind == "gemma4" or adds_bos is None or adds_bos
     else:
         raise ValueError(
-            f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM), and bert "
-            "(WordPiece) are"
+            f"the tokenizer kind {kind!r} is not supported; gpt2 (byte-level BPE), llama and gemma4 (SPM), bert "
+            "(WordPiece) and t5 (unigrams) are"
         )
     # Files lack this setting of Phi-3's own tokenizer; llama.cpp detects the model by name too.
     strips = any(name in file.value("general.name", str, "").lower() for name in ("phi-3", "phi3"))
@@ -80,6 +83,32 @@ def _bert_tokenizer(file: GGUFFile, tokens: Sequence[str], special: SpecialToken
     names = ["input_ids", "token_type_ids", "attention_mask"]
     return _GGUFTokenizer(
         backend=tokenizer, model_input_names=names, clean_up_tokenization_spaces=False, **texts, **frame
+    )
+
+
+def _xlm_tokenizer(file: GGUFFile, tokens: Sequence[str], special: SpecialTokens) -> _GGUFTokenizer:
+    """Build the tokenizer of XLM-RoBERTa, which puts each text between two tokens."""
+    missing = [role for role in ("bos", "eos", "unk") if role not in special.roles]
+    if missing:
+        raise ValueError(f"the file names no token for {', '.join(missing)}, which a text is put between")
+    for key in ("add_bos_token", "add_eos_token"):
+        if not file.value(PREFIX + key, bool, True):
+            raise ValueError(f"{PREFIX}{key} is false; unigrams are supported with both tokens around a text")
+    types = _token_types(file, len(tokens), special)
+    texts = {role: tokens[index] for role, index in special.roles.items()}
+    first, end = ((texts[role], special.roles[role]) for role in ("bos", "eos"))
+    tokenizer = _checked(lambda: unigrams(file, tokens, types, special.roles["unk"]))
+    names = {f"{role}_token": text for role, text in texts.items()} | {"cls_token": first[0], "sep_token": end[0]}
+    if (mask := mask_id(file, types)) is not None:
+        types[mask], names["mask_token"] = NORMAL, tokens[mask]
+        add_mask(tokenizer, tokens[mask])
+    _add_whole_tokens(tokenizer, tokens, types, strips=False)
+    put_between(tokenizer, first, end)
+    return _GGUFTokenizer(
+        backend=tokenizer,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+        **names,
     )
 
 
