@@ -96,12 +96,12 @@ def field(message: bytes, number: int) -> bytes:
                 return value
 
     while True:
-        found, kind = divmod(varint(), 8)
+        tag, kind = divmod(varint(), 8)
         if kind == 0:
             varint()
             continue
         size = varint() if kind == 2 else 8 if kind == 1 else 4
-        if found == number:
+        if tag == number:
             return message[at : at + size]
         at += size
 

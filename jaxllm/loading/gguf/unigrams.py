@@ -1,4 +1,4 @@
-"""Build XLM-RoBERTa's tokenizer from GGUF metadata: pieces with scores, the most probable of which spell a text."""
+"""Build XLM-RoBERTa's tokenizer from GGUF metadata: pieces with scores; a text is spelled with the best."""
 
 from __future__ import annotations
 
