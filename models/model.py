@@ -283,7 +283,7 @@ class Model:
         return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
 
     def _attend_by_distance(self, spec: LayerSpec, inputs: RelativeHeads, batch: AttentionBatch) -> Array:
-        """Attend in a layer whose scores depend on distances; its pool stays as it is, for nothing is read again."""
+        """Attend in a layer whose scores depend on distances; prompts go whole through it, so that it has no cache."""
         assert spec.relative is not None
         return self.ops.relative(
             *inputs.heads[:3],

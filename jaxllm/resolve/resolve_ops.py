@@ -163,21 +163,27 @@ def choose_attention(
     *,
     of_frames: bool = False,
 ) -> tuple[KVGroup, ...]:
-    """Return the attention op of each device, and the form of the KV cache, of tokens or of an encoder's frames."""
+    """Return the attention op of each device, and the form of the KV cache, of tokens or of an encoder's frames.
+
+    Layers whose scores depend on distances keep no keys: their op is `RelativeAttention`, which needs no cache.
+    """
     groups, dtypes = [], (jnp.dtype(dtype), jnp.dtype(KV_CACHE_DTYPES.get(args.kv_cache_dtype, dtype)))
-    plan = LayerPlan(model_config.layers)
+    plan, by_distance = LayerPlan(model_config.layers), model_config.layers[0].relative is not None
+    if by_distance and _attention_backend(args) is None and not of_frames:
+        picker.tell("attention runs", "its scores depend on distances")
     for group in plan.cross_groups if of_frames else plan.attention_groups:
         # Where attention is not causal, no keys are read after their step, so that no block falls behind a window.
         window = group.window if group.causal else None
         reach = {"window": window, "attention_chunk": group.attention_chunk, "causal": group.causal}
         backend = _attention_backend(args)
-        if plan.groups[group]:
+        if plan.groups[group] and not by_distance:
             shape = _shape_of(group, picker.mesh.size, block_size, dtypes)
             attention = _choose_attention_op(shape, picker, backend)
         else:
             blocks = BlockShape(block_size, dtypes[1])
             attention = NoAttention(blocks, "xla") if backend == "xla" else NoAttention(blocks)
-        groups.append(KVGroup(attention=attention, num_layers=plan.depth(group), **reach))
+        num_layers = 0 if by_distance else plan.depth(group)
+        groups.append(KVGroup(attention=attention, num_layers=num_layers, **reach))
     return tuple(groups)
 
 

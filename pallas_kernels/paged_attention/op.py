@@ -63,7 +63,7 @@ class BlockShape(NamedTuple):
 
 @dataclass(frozen=True)
 class NoAttention(PoolAttention):
-    """The op of a cache group without layers, in a model in which nothing attends: its pool has no arrays.
+    """The op of a cache group without layers that read it: its pool has no arrays, and its blocks count tokens.
 
     Nothing calls it. The implementation is "xla" if the user asked for plain XLA.
     """

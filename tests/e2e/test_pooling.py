@@ -15,6 +15,7 @@ import pytest
 from jaxllm import LLM, PoolingParams, SamplingParams
 from jaxllm.engine.front.metrics import Counter, Histogram
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.engine_args import EngineArgs
 from tests.e2e.inside import core_of
 from tests.models.pooled import PooledGolden, read_pooled_goldens
 from tests.models.running import build_model
@@ -201,6 +202,13 @@ def test_an_encoder_does_not_generate() -> None:
         with pytest.raises(VLLMValidationError, match=r"LLM\.generate\(\) is only supported for generative models"):
             llm.generate([{"prompt_token_ids": [5]}])
         assert llm.llm_engine.get_supported_tasks() == ("embed", "token_embed")
+
+
+def test_attention_by_distances_has_no_cache(caplog: pytest.LogCaptureFixture) -> None:
+    config = EngineArgs(str(folder("deberta"))).create_engine_config()
+    [group] = config.kv_groups
+    assert group.attention.pool_spec(group.num_layers, 9) == ()
+    assert "attention runs in plain XLA, not in the cpu's own kernels: its scores depend on distances" in caplog.text
 
 
 def test_outputs_that_are_no_numbers_are_errors(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from jaxllm.loading.load import check_names, load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family, pooling
+from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.config import HeadLayer, Pooling, RelativeSpec
 from jaxllm.models.rope import frequencies
 from tests.models.dense import dense_attention
@@ -154,6 +155,14 @@ def test_distances_of_deberta() -> None:
     assert config.layers[0].scale == pytest.approx(48**-0.5)
     plain = read("DebertaV2Model", **DEBERTA | {"position_buckets": -1, "max_relative_positions": 50})
     assert plain.layers[0].relative == RelativeSpec(num_buckets=50, max_distance=None)
+
+
+def test_queries_of_distances_take_no_adapters() -> None:
+    """They come from the weights of queries and keys, and all sequences of a step share them."""
+    shape = AdapterShape(num_slots=2, rank=4)
+    names = {path.partition(".")[2].partition(".")[2] for path in build_model("deberta").adapter_specs(shape)}
+    assert names == {"attn.o", "mlp.up", "mlp.down"}
+    assert any(path.endswith("attn.qkv") for path in build_model("bert").adapter_specs(shape))
 
 
 def test_nomic_s_own_keys_are_hf_s() -> None:
