@@ -51,6 +51,8 @@ class LatentHeads(NamedTuple):
     latents_tl: Array
     k_tr: Array
     """The part of keys that is rotated, the same for all heads."""
+    gate_tnh: Array | None = None
+    """The gates of heads, if the layer has them; the last axis has one entry."""
 
     def joined(self, rope: Rope | None) -> tuple[Array, Array]:
         """Return attention's queries [t, n, h] and latents [t, h], with their last parts rotated."""

@@ -103,7 +103,7 @@ def pick_state_ops(
             return StateOps(conv)
         case DeltaSpec():
             heads = spec.num_key_heads // num_devices, spec.num_value_heads // num_devices
-            delta = GatedDeltaShape(*heads, spec.key_dim, spec.value_dim, spec.gate_rank is not None, dtype)
+            delta = GatedDeltaShape(*heads, spec.key_dim, spec.value_dim, spec.decays_by_key, dtype)
             return StateOps(conv, pick(gated_delta, delta))
         case ScanSpec():
             heads, groups = spec.num_heads // num_devices, spec.num_groups // num_devices

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class DeltaSpec:
     """A gated delta net: a short convolution of queries, keys and values, then the gated delta rule.
 
-    With `gate_rank` it is Kimi's delta attention.
+    With `decays_by_key` it is Kimi's delta attention.
     """
 
     num_key_heads: int
@@ -19,9 +19,14 @@ class DeltaSpec:
     value_dim: int
     conv_size: int
     """The number of tokens that the convolution covers, including the current one."""
+    decays_by_key: bool = False
+    """Each number of a head's key has a decay of its own, instead of one for the head."""
     gate_rank: int | None = None
-    """The rank of the projections to the output's gates and to the decays, one for each number of a key. None: a head
-    has one decay, and no projection is divided in two."""
+    """With `decays_by_key`, the rank of the projections to the output's gates and to the decays; None if they are not
+    divided in two."""
+    least_log_decay: float | None = None
+    """With `decays_by_key`, the bound of a decay's logarithm, which is a sigmoid's part of it; None: it has no bound,
+    and is computed by a softplus."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for sizes that do not fit together."""

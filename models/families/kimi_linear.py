@@ -18,7 +18,7 @@ from ..state_specs import DeltaSpec
 from .deepseek import DEEPSEEK_NAMES, read_latent_decoder, read_sigmoid_experts
 
 _ATTENTION, _EXPERTS = "{body}layers.{l}.self_attn.", "{body}layers.{l}.block_sparse_moe."
-_KIMI_NAMES = MappingProxyType(
+KIMI_NAMES = MappingProxyType(
     {
         **DEEPSEEK_NAMES,
         **{
@@ -68,7 +68,7 @@ DEFAULTS: dict[str, Any] = {
     "first_k_dense_replace": 1,
 }
 # DeepSeek's names for the same keys.
-_RENAMED = {
+RENAMED = {
     "max_position_embeddings": "model_max_length",
     "n_routed_experts": "num_experts",
     "num_experts_per_tok": "num_experts_per_token",
@@ -81,7 +81,7 @@ _RENAMED = {
 def _kimi_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a Kimi Linear config.json."""
     hf = DEFAULTS | dict(hf)
-    hf |= {name: hf[kimi] for name, kimi in _RENAMED.items()}
+    hf |= {name: hf[kimi] for name, kimi in RENAMED.items()}
     require(hf, mla_use_nope=True, moe_router_activation_func="sigmoid", attention_bias=False)
     linear = read_mapping(hf, "linear_attn_config")
     head_dim, num_heads = (
@@ -94,6 +94,7 @@ def _kimi_config(hf: Mapping[str, Any]) -> ModelConfig:
         key_dim=head_dim,
         value_dim=head_dim,
         conv_size=read_int(linear, "short_conv_kernel_size", read_int(hf, "linear_conv_kernel_dim", 4)),
+        decays_by_key=True,
         gate_rank=head_dim,
     )
     return read_latent_decoder(
@@ -122,4 +123,4 @@ def _read_layers(hf: Mapping[str, Any], linear: Mapping[str, Any]) -> tuple[bool
     return tuple(layer + 1 in states for layer in range(num_layers))
 
 
-FAMILIES = {"KimiLinearForCausalLM": Family(config_from_hf=_kimi_config, names=_KIMI_NAMES)}
+FAMILIES = {"KimiLinearForCausalLM": Family(config_from_hf=_kimi_config, names=KIMI_NAMES)}

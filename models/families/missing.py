@@ -22,7 +22,6 @@ _NEEDS = {
     f"attention over compressed keys, an indexer, experts chosen by a hash, and {_STREAMS}": (
         *("DeepseekV4ForCausalLM", "DeepseekV4ForConditionalGeneration", "DeepseekV41ForCausalLM"),
     ),
-    f"{_CHANNELS}, beside attention over latents": (*("BailingMoeV3ForCausalLM", "BailingHybridForCausalLM"),),
     f"{_CHANNELS}, beside gated attention over latents and attention over earlier layers": (
         "KimiK3ForConditionalGeneration",
     ),

@@ -1,4 +1,4 @@
-"""The gated delta nets: that of Qwen3-Next and its successors, and that of Kimi Linear."""
+"""The gated delta nets: that of Qwen3-Next and its successors, and that of Kimi Linear and Ling 3.0."""
 
 from __future__ import annotations
 
@@ -110,31 +110,38 @@ class KimiDeltaInputs(NamedTuple):
         mixed_tsc, beta_tsv = jnp.split(self.projected_tsr, [state.num_channels // num_shards], -1)
         q_tkh, k_tkh, v_tvh, recur = _convolve(recur, mixed_tsc, self.conv_sr1k, spec, num_shards)
         beta_tv = jax.nn.sigmoid(beta_tsv.reshape(len(beta_tsv), -1).astype(jnp.float32))
-        step_tvk = jax.nn.softplus(self.decay_tvk.astype(jnp.float32) + self.decay_bias_vk)
-        log_decay_tvk = -jnp.exp(self.log_decay_v)[:, None] * step_tvk
+        decay_tvk, rate_v1 = self.decay_tvk.astype(jnp.float32) + self.decay_bias_vk, jnp.exp(self.log_decay_v)[:, None]
+        if state.least_log_decay is None:
+            log_decay_tvk = -rate_v1 * jax.nn.softplus(decay_tvk)
+        else:
+            log_decay_tvk = state.least_log_decay * jax.nn.sigmoid(rate_v1 * decay_tvk)
         out_tvh, recur = recur.scan(q_tkh, k_tkh, v_tvh, log_decay_tvk, beta_tv)
         gate_tvh = jax.nn.sigmoid(self.gate_tvh.astype(jnp.float32))
         return (_normed(out_tvh, self.norm_h, cfg) * gate_tvh).astype(out_tvh.dtype), recur
 
 
 class KimiDelta(nnx.Module):
-    """The projections around the delta rule with decays of keys; those of decays and gates go by way of a few numbers.
+    """The projections around the delta rule with decays of keys; those of decays and gates may have a lower rank.
 
-    Every device computes these few numbers whole.
+    Then every device computes the few numbers between their two matrices whole.
     """
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert isinstance(spec.state, DeltaSpec)
         state, d, num_shards, rank = spec.state, cfg.hidden_size, cfg.num_shards, spec.state.gate_rank
-        assert rank is not None
         n, keys, values = state.num_value_heads, state.key_dim, state.value_dim
         convolved = _convolved_parts(state)
         beta = Part("beta", "channels", n, num_heads=state.num_key_heads)
         self.projections = declare_merged((*convolved, beta), (d,), ("embed",), num_shards, dtype, 1)
-        self.decay_a = declare((rank, d), ("latent", "embed"), dtype, 1)
-        self.decay_b = declare((n, keys, rank), ("heads", "head_dim", "latent"), dtype, 1)
-        self.gate_a = declare((rank, d), ("latent", "embed"), dtype, 1)
-        self.gate_b = declare((n, values, rank), ("heads", "head_dim", "latent"), dtype, 1)
+        self.is_divided = rank is not None
+        if rank is None:
+            self.decay = declare((n, keys, d), ("heads", "head_dim", "embed"), dtype, 1)
+            self.gate = declare((n, values, d), ("heads", "head_dim", "embed"), dtype, 1)
+        else:
+            self.decay_a = declare((rank, d), ("latent", "embed"), dtype, 1)
+            self.decay_b = declare((n, keys, rank), ("heads", "head_dim", "latent"), dtype, 1)
+            self.gate_a = declare((rank, d), ("latent", "embed"), dtype, 1)
+            self.gate_b = declare((n, values, rank), ("heads", "head_dim", "latent"), dtype, 1)
         self.conv = _declare_taps(state, num_shards, dtype)
         self.log_decay = declare((n,), ("heads",), jnp.float32)
         self.decay_bias = declare((n, keys), ("heads", "head_dim"), jnp.float32)
@@ -143,8 +150,11 @@ class KimiDelta(nnx.Module):
 
     def project(self, x_td: Array) -> KimiDeltaInputs:
         """Return the state's inputs for a step's tokens."""
-        decay_tvk = linear(linear(x_td, self.decay_a), self.decay_b)
-        gate_tvh = linear(linear(x_td, self.gate_a), self.gate_b)
+        if self.is_divided:
+            decay_tvk = linear(linear(x_td, self.decay_a), self.decay_b)
+            gate_tvh = linear(linear(x_td, self.gate_a), self.gate_b)
+        else:
+            decay_tvk, gate_tvh = linear(x_td, self.decay), linear(x_td, self.gate)
         arrays = self.conv[...], self.log_decay[...], self.decay_bias[...], self.norm[...]
         return KimiDeltaInputs(linear(x_td, self.projections), decay_tvk, gate_tvh, *arrays)
 

@@ -44,6 +44,8 @@ class LatentAttention(nnx.Module):
         self.up_k = declare((n, latent.rank, latent.nope_dim), ("heads", "latent", "head_dim"), dtype)
         self.up_v = declare((n, latent.v_dim, latent.rank), ("heads", "head_dim", "latent"), dtype)
         self.o = declare((d, n * latent.v_dim), ("embed", "heads"), dtype, 1)
+        if spec.output_gate:
+            self.gate = declare((n, d), ("heads", "embed"), dtype, 1)
         if spec.qkv_bias:
             self.kv_a_bias = declare((latent.key_dim,), ("head_dim",), dtype, rotates=True)
             if latent.q_rank is not None:
@@ -62,7 +64,8 @@ class LatentAttention(nnx.Module):
             down_tq = linear(x_td, self.q_a, bias=self.q_a_bias if has_bias else None)
             q_tnh = linear(self.q_a_norm(down_tq), self.q_b)
         q_tnp, q_tnr = jnp.split(q_tnh, [latent.nope_dim], axis=-1)
-        return LatentHeads(heads_linear(q_tnp, self.up_k), q_tnr, self.kv_a_norm(latents_tl), k_tr)
+        gate_tnh = linear(x_td, self.gate)[..., None] if self.spec.output_gate else None
+        return LatentHeads(heads_linear(q_tnp, self.up_k), q_tnr, self.kv_a_norm(latents_tl), k_tr, gate_tnh)
 
     def output(self, attended_tnl: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""

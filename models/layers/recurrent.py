@@ -19,7 +19,7 @@ def make_recurrent(
 ) -> GatedDeltaNet | KimiDelta | ShortConv | Mamba2 | Mamba:
     """Return the projections around a layer's recurrent state."""
     match spec.state:
-        case DeltaSpec(gate_rank=None):
+        case DeltaSpec(decays_by_key=False):
             return GatedDeltaNet(spec, cfg, dtype)
         case DeltaSpec():
             return KimiDelta(spec, cfg, dtype)

@@ -717,6 +717,21 @@ CASES = {
             n_shared_experts=2,
         ),
     ),
+    "bailing_hybrid": Case(
+        "BailingHybridForCausalLM",
+        lambda: transformers.BailingHybridConfig(
+            **{name: size for name, size in LATENT.items() if name not in ("n_routed_experts", "q_lora_rank")}
+            | {"num_hidden_layers": 4, "head_dim": 16},
+            layer_group_size=4,
+            first_k_dense_replace=1,
+            num_local_experts=16,
+            n_shared_experts=2,
+            n_group=4,
+            topk_group=2,
+            rms_norm_eps=1e-5,
+            kda_lower_bound=-1.5,
+        ),
+    ),
     "qwen3_5": Case("Qwen3_5ForConditionalGeneration", qwen3_5),
     "qwen3_5_moe": Case(
         "Qwen3_5MoeForCausalLM",

@@ -60,6 +60,7 @@ FAMILIES = {
     "deepseek_v3": 2,  # latents of queries too
     "qwen3_next": 2,  # recurrent states of heads, a gate on attention
     "kimi_linear": 2,  # states with a decay for each number of a key, beside latents
+    "bailing_hybrid": 2,  # the same with projections that are not divided in two; gates on latents' heads
     "lfm2": 2,  # recurrent states of channels
     "granite4": 2,  # state spaces, whose heads share groups; a shared expert
     "nemotron3": 2,  # layers of one part, experts of latents

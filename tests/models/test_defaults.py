@@ -27,6 +27,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "glm4_moe": {"head_dim": 128},
     "deepseek_v2": {"num_experts_per_tok": 6},
+    # HF writes the width of a part of attention's heads under the key that is read without this one.
+    "bailing_hybrid": {"linear_head_dim": 128},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 16},
 }
 NEEDED = {

@@ -39,6 +39,7 @@ OF_STATES = [
     "qwen3_5_moe",
     "qwen3_next",
     "kimi_linear",
+    "bailing_hybrid",
 ]
 """Cases with recurrent state, which is carried from chunk to chunk."""
 

@@ -1,12 +1,15 @@
-"""MiMo V2 and Step 3.5, with layers of several shapes, are read from the keys of the hub."""
+"""MiMo V2, Step 3.5 and Ling 3.0, with layers of several shapes, are read from the keys of the hub."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 from check.architectures import read_cases
 from lib.shapes import MODELS
 
 from jaxllm.models import ModelConfig, get_family
+from jaxllm.models.state_specs import DeltaSpec
 
 pytestmark = pytest.mark.models
 
@@ -38,3 +41,18 @@ def test_step_3_5_flash() -> None:
     assert [layer.moe is None for layer in config.layers[:4]] == [True, True, True, False]
     ropes = [(rope.rope_type, rope.theta, rope.rotated) for rope in config.ropes]
     assert ropes == [("llama3", 5e6, 0.5), ("default", 1e4, 1.0)]
+
+
+def test_ling_3_flash() -> None:
+    config = read("BailingMoeV3ForCausalLM")
+    first, attending = config.layers[0], config.layers[5]
+    assert isinstance(first.state, DeltaSpec)
+    assert [layer.state is None for layer in config.layers] == [number % 6 == 5 for number in range(42)]
+    sizes = first.state.num_key_heads, first.state.key_dim, first.state.gate_rank, first.state.least_log_decay
+    assert sizes == (32, 128, None, -5.0)
+    assert (attending.latent and attending.latent.key_dim, attending.scale) == (576, 192**-0.5)
+    assert [layer.moe is None for layer in config.layers[:3]] == [True, True, False]
+    hf = {"architectures": ["BailingMoeV3ForCausalLM"], "head_dim": 128}  # HF's defaults are this model's
+    assert get_family("BailingMoeV3ForCausalLM").read_config(hf) == config
+    unbounded = get_family("BailingMoeV3ForCausalLM").read_config(hf | {"kda_safe_gate": False})
+    assert unbounded.layers[0].state == replace(first.state, least_log_decay=None)

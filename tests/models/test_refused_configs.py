@@ -57,6 +57,8 @@ SIZES: dict[str, Any] = {
         ("MambaForCausalLM", {"time_step_rank": "half"}, "time_step_rank is 'half'"),
         ("FalconMambaForCausalLM", {"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ("Mamba2ForCausalLM", {"num_heads": 80}, "num_heads is 80"),
+        ("BailingMoeV3ForCausalLM", {"kda_lower_bound": 5.0}, "kda_lower_bound is 5.0, expected a negative number"),
+        ("BailingMoeV3ForCausalLM", {"num_experts": 100}, "topk_group is 4 of n_group 8, of 100 experts"),
         ("Lfm3ForCausalLM", {"layer_types": ["conv", "mamba"]}, "mamba are not supported"),
         ("GPTNeoXForCausalLM", {"num_attention_heads": 3}, "not a multiple of 3 heads"),
         ("PhiForSequenceClassification", {"classifier_from_token": [1, 2]}, "output head has a bias"),
