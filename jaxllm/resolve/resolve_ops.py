@@ -180,8 +180,9 @@ def choose_attention(
             shape = _shape_of(group, picker.mesh.size, block_size, dtypes)
             attention = _choose_attention_op(shape, picker, backend)
         else:
+            name = "xla" if backend == "xla" else "none"
             blocks = BlockShape(block_size, dtypes[1])
-            attention = NoAttention(blocks, "xla") if backend == "xla" else NoAttention(blocks)
+            attention = NoAttention(blocks, name, on_gpu=picker.platform == "gpu")
         num_layers = 0 if by_distance else plan.depth(group)
         groups.append(KVGroup(attention=attention, num_layers=num_layers, **reach))
     return tuple(groups)

@@ -73,6 +73,12 @@ class NoAttention(PoolAttention):
 
     shape: BlockShape
     implementation: str = "none"
+    on_gpu: bool = False
+
+    @property
+    def takes_decodes_alone(self) -> bool:
+        """Return True on a GPU: layers with recurrent state go through no chunks in such steps, which are shorter."""
+        return self.on_gpu
 
     @property
     def cuts_pool(self) -> bool:

@@ -421,6 +421,13 @@ def test_a_model_without_attention_runs_in_the_cpus_own_kernels_too(backend: str
     assert config.ops.specs.loop is loop
 
 
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_gpus_compile_decodes_alone_without_attention_too(on_platform: Callable[[str], None], platform: str):
+    on_platform(platform)
+    [group] = resolve(folder("mamba2")).kv_groups
+    assert group.attention.takes_decodes_alone == (platform == "gpu")
+
+
 def test_remote_code_is_refused_by_name(make_model: MakeModel):
     model = make_model(architectures=["TheirModel"], auto_map={"AutoModelForCausalLM": "modeling.TheirModel"})
     with pytest.raises(VLLMValidationError, match=r"never run.*register_model"):

@@ -22,6 +22,9 @@ ARCHITECTURES = {
     "granite_moe": "granitemoe",
     "nemotron_h": "nemotron_h",
     "nemotron3": "nemotron_h_moe",
+    "mamba": "mamba",
+    "falcon_mamba": "mamba",
+    "mamba2": "mamba2",
     "deepseek_v2": "deepseek2",
     "deepseek_v2_lite": "deepseek2",
     "deepseek_v3": "deepseek2",
@@ -59,6 +62,8 @@ NAMES = {
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
     "self_attn.kv_b_proj": "attn_kv_b",
     **{f"{mixer}.{name}": theirs for mixer in ("mamba", "mixer", "linear_attn") for name, theirs in _OF_MIXER.items()},
+    "mixer.x_proj": "ssm_x",
+    "mixer.dt_proj": "ssm_dt",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "linear_attn.in_proj_z": "attn_gate",
     "linear_attn.in_proj_a": "ssm_alpha",
@@ -131,6 +136,8 @@ def metadata(case: str) -> dict[str, Any]:
         values |= _granite_metadata(hf)
     elif case.startswith("nemotron"):
         values |= _nemotron_metadata(hf)
+    elif "mamba" in case:
+        values |= _mamba_metadata(hf)
     else:
         values |= _deepseek_metadata(hf)
     return {"general.architecture": arch} | {f"{arch}.{key}": value for key, value in values.items()}
@@ -209,6 +216,22 @@ def _nemotron_metadata(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mamba_metadata(hf: Mapping[str, Any]) -> dict[str, Any]:
+    num_inner = hf["expand"] * hf["hidden_size"]
+    values = {
+        "context_length": 1 << 20,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": hf["layer_norm_epsilon"],
+        "ssm.conv_kernel": hf["conv_kernel"],
+        "ssm.state_size": hf["state_size"],
+        "ssm.inner_size": num_inner,
+    }
+    if "n_groups" in hf:
+        return values | {"ssm.time_step_rank": num_inner // hf["head_dim"], "ssm.group_count": hf["n_groups"]}
+    return values | {"ssm.time_step_rank": hf["time_step_rank"], "ssm.dt_b_c_rms": "mixer_rms_eps" in hf}
+
+
 def _deepseek_metadata(hf: Mapping[str, Any]) -> dict[str, Any]:
     rank, rope_dim = hf["kv_lora_rank"], hf["qk_rope_head_dim"]
     values = {
@@ -273,7 +296,7 @@ def _changed(case: str, hf: Mapping[str, Any], suffix: str, tensor: np.ndarray) 
             tensor = -np.exp(tensor)
         if is_qwen and case != "qwen3_next":
             tensor = _taking_turns(hf, stem.partition(".")[2], suffix, tensor)
-        if not is_qwen and suffix.endswith(("A_log", ".D")):
+        if not is_qwen and suffix.endswith(("A_log", ".D")) and ARCHITECTURES[case] != "mamba":
             tensor = tensor[:, None]
         return {NAMES[suffix]: tensor}
     if suffix.endswith("input_linear.weight"):

@@ -175,7 +175,7 @@ VALUES = st.one_of(
 
 ARCHITECTURES = (
     *("llama", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "glm4moe", "gpt-oss", "gemma2", "gemma3"),
-    *("qwen35", "qwen3next", "lfm2moe", "granitehybrid", "nemotron_h_moe", "deepseek2", "bert"),
+    *("qwen35", "qwen3next", "lfm2moe", "granitehybrid", "nemotron_h_moe", "mamba2", "deepseek2", "bert"),
 )
 STATES = {"conv_kernel": 4, "state_size": 4, "group_count": 1, "time_step_rank": 2, "inner_size": 8}
 LATENTS = {"kv_lora_rank": 8, "q_lora_rank": 8, "key_length_mla": 8, "value_length_mla": 4}

@@ -298,7 +298,7 @@ def test_rope_scaling(tmp_path: Path, keys: Mapping[str, Any], expected: Mapping
 @pytest.mark.parametrize(
     ("metadata", "message"),
     [
-        ({"general.architecture": "mamba"}, "'mamba' is not supported; supported: llama"),
+        ({"general.architecture": "rwkv7"}, "'rwkv7' is not supported; supported: llama"),
         ({}, "'' is not supported"),
         (llama_metadata(more={"block_count": 0}), "llama.block_count"),
         (llama_metadata(more={"attention.head_count_kv": [1, 2]}), "differs between layers"),

@@ -13,7 +13,7 @@ from jaxllm.loading.gguf.settings.gemma4 import gemma4_config
 from jaxllm.loading.gguf.settings.latents import deepseek_config
 from jaxllm.loading.gguf.settings.moe import expert_config
 from jaxllm.loading.gguf.settings.numbers import Numbers
-from jaxllm.loading.gguf.settings.recurrent import recurrent_config
+from jaxllm.loading.gguf.settings.recurrent import mamba_config, recurrent_config
 from jaxllm.loading.gguf.settings.rope import rope_scaling
 from jaxllm.loading.gguf.special_tokens import SpecialTokens, read_special_tokens
 
@@ -59,6 +59,8 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "lfm2moe": ("lfm2_moe", "Lfm2MoeForCausalLM"),
     "granitemoe": ("granitemoe", "GraniteMoeForCausalLM"),
     "granitehybrid": ("granitemoehybrid", "GraniteMoeHybridForCausalLM"),
+    "mamba": ("mamba", "MambaForCausalLM"),
+    "mamba2": ("mamba2", "Mamba2ForCausalLM"),
     "nemotron_h": ("nemotron_h", "NemotronHForCausalLM"),
     "nemotron_h_moe": ("nemotron_h", "NemotronHForCausalLM"),
     "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM"),
@@ -93,18 +95,24 @@ def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
     arch = architecture(file)
     model_type, class_name = _ARCHITECTURES[arch]
     numbers = Numbers(file, arch)
-    hidden_size = numbers.count("embedding_length")
-    num_heads, num_layers = numbers.count("attention.head_count"), _num_layers(file, numbers)
-    # Gemma 4's layers differ; its own config code handles them.
-    count = numbers.largest if arch in _VARYING_ARCHITECTURES else numbers.count
-    count = count if arch != "gemma4" else lambda key, *_: numbers.per_layer(key, num_layers)[0]
-    config: dict[str, Any] = {
+    hidden_size, num_layers = numbers.count("embedding_length"), _num_layers(file, numbers)
+    shared: dict[str, Any] = {
         "architectures": [class_name],
         "model_type": model_type,
         "vocab_size": _vocab_size(file),
         "hidden_size": hidden_size,
-        "intermediate_size": count(_width_key(numbers)),
         "num_hidden_layers": num_layers,
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **{f"{role}_token_id": special.roles.get(role) for role in ("bos", "eos", "pad")},
+    }
+    if arch in ("mamba", "mamba2"):
+        return shared | mamba_config(file, arch, numbers)
+    num_heads = numbers.count("attention.head_count")
+    # Gemma 4's layers differ; its own config code handles them.
+    count = numbers.largest if arch in _VARYING_ARCHITECTURES else numbers.count
+    count = count if arch != "gemma4" else lambda key, *_: numbers.per_layer(key, num_layers)[0]
+    config: dict[str, Any] = shared | {
+        "intermediate_size": count(_width_key(numbers)),
         "num_attention_heads": num_heads,
         "num_key_value_heads": count("attention.head_count_kv", num_heads),
         "head_dim": _head_dim(numbers, hidden_size, num_heads),
@@ -112,8 +120,6 @@ def hf_config(file: GGUFFile, special: SpecialTokens) -> dict[str, Any]:
         "rms_norm_eps": numbers.number("attention.layer_norm_rms_epsilon", 1e-6),
         "rope_theta": numbers.number("rope.freq_base", 10000.0),
         "rope_scaling": None if arch == "gemma4" else rope_scaling(file, arch),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        **{f"{role}_token_id": special.roles.get(role) for role in ("bos", "eos", "pad")},
     }
     family = _family_config(file, arch, numbers, config)
     family |= expert_config(file, arch, numbers, config) | recurrent_config(file, arch, numbers, config)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,8 +67,8 @@ def _find_layout(suffix: str, shape: tuple[int, ...], arch: str, config: Mapping
 def _state_layout(suffix: str, shape: tuple[int, ...]) -> Layout | None:
     """Return the layout of a tensor of a layer with recurrent state."""
     match suffix:
-        case "ssm_a":
-            return Layout(convert=_log_of_negated, shape=(shape[0],))
+        case "ssm_a":  # of Mamba, [channels, state]; otherwise one number for each head
+            return Layout(convert=_log_of_negated, shape=shape if prod(shape[1:]) > 1 else shape[:1])
         case "ssm_d":
             return Layout(shape=(shape[0],))
         case "ssm_norm.weight" if len(shape) == 2:
@@ -113,4 +114,4 @@ def _swap_last(values: np.ndarray) -> np.ndarray:
 
 
 def _log_of_negated(values: np.ndarray) -> np.ndarray:
-    return np.log(-values.reshape(-1))
+    return np.log(-values)

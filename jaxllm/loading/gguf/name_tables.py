@@ -157,6 +157,11 @@ _GRANITE_NAMES = Names(
         Joined(_SHARED_GRANITE, ("ffn_gate.weight", "ffn_up.weight")),
     ),
 )
+_BACKBONE_TOP_NAMES = {
+    "token_embd.weight": "backbone.embeddings.weight",
+    "output_norm.weight": "backbone.norm_f.weight",
+    "output.weight": "lm_head.weight",
+}
 _NEMOTRON_NAMES = Names(
     {
         "attn_norm": "norm",
@@ -175,11 +180,24 @@ _NEMOTRON_NAMES = Names(
     },
     bare={"exp_probs_b.bias": "mixer.gate.e_score_correction_bias", **_bare_scan_names("mixer")},
     experts={f"ffn_{kind}_exps": f"mixer.experts.{{e}}.{kind}_proj.weight" for kind in ("up", "down")},
-    top={
-        "token_embd.weight": "backbone.embeddings.weight",
-        "output_norm.weight": "backbone.norm_f.weight",
-        "output.weight": "lm_head.weight",
+    top=_BACKBONE_TOP_NAMES,
+    layers="backbone.layers.",
+)
+_MAMBA_NAMES = Names(
+    {
+        "attn_norm": "norm",
+        "ssm_x": "mixer.x_proj",
+        "ssm_dt": "mixer.dt_proj",
+        **{stem: name for stem, name in _scan_names("mixer").items() if stem != "ssm_norm"},
     },
+    bare={name: hf for name, hf in _bare_scan_names("mixer").items() if name != "ssm_dt.bias"},
+    top=_BACKBONE_TOP_NAMES,
+    layers="backbone.layers.",
+)
+_MAMBA2_NAMES = Names(
+    {"attn_norm": "norm", **_scan_names("mixer")},
+    bare=_bare_scan_names("mixer"),
+    top=_BACKBONE_TOP_NAMES,
     layers="backbone.layers.",
 )
 
@@ -251,6 +269,8 @@ NAMES: Mapping[str, Names] = {
     ),
     **dict.fromkeys(("granitehybrid", "granitemoe"), _GRANITE_NAMES),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), _NEMOTRON_NAMES),
+    "mamba": _MAMBA_NAMES,
+    "mamba2": _MAMBA2_NAMES,
     "deepseek2": Names(
         _LAYER_NAMES
         | _SHARED_EXPERT_NAMES

@@ -142,6 +142,31 @@ def _nemotron_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]
     }
 
 
+def mamba_config(file: GGUFFile, arch: str, numbers: Numbers) -> dict[str, Any]:
+    """Return the keys of a model without attention. No length is among them: the converter writes a large number."""
+    config: dict[str, Any] = {
+        "layer_norm_epsilon": numbers.number("attention.layer_norm_rms_epsilon", 1e-5),
+        "state_size": numbers.count("ssm.state_size"),
+        "conv_kernel": numbers.count("ssm.conv_kernel"),
+        "use_conv_bias": has_biases(file.tensors, ("ssm_conv1d",)),
+        "use_bias": has_biases(file.tensors, ("ssm_in", "ssm_out")),
+        "intermediate_size": numbers.count("ssm.inner_size"),
+    }
+    if arch == "mamba2":
+        num_heads, head_dim = _head_sizes(numbers)
+        expand = config["intermediate_size"] // numbers.count("embedding_length")
+        return config | {
+            "num_heads": num_heads,
+            "head_dim": head_dim,
+            "expand": expand,
+            "n_groups": numbers.count("ssm.group_count"),
+        }
+    config["time_step_rank"] = numbers.count("ssm.time_step_rank")
+    if numbers.flag("ssm.dt_b_c_rms", False):
+        config |= {"model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"]}
+    return config
+
+
 def _head_sizes(numbers: Numbers) -> tuple[int, int]:
     """Return the number of heads with states, and the numbers that each puts out."""
     num_heads, size = numbers.count("ssm.time_step_rank"), numbers.count("ssm.inner_size")
