@@ -36,7 +36,9 @@ class Heads(NamedTuple):
 class RelativeHeads(NamedTuple):
     """The input of attention whose scores depend on distances too."""
 
-    heads: Heads
+    q_tnh: Array
+    k_tnh: Array
+    v_tnh: Array
     q_rnh: Array
     k_rnh: Array
     """The queries and keys of distances, by `bucket_rows`; rows of distances that no sequence has are undefined."""

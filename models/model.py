@@ -151,11 +151,8 @@ class Model:
                 batch._replace(row_ends_t=media.media_ends_t) if group.sees_both_sides else batch
                 for group, batch in zip(plan.groups, batches, strict=True)
             ]
-        rows = sort_rows(tokens.adapter_slots_t)
-        distances = self._distances(params, batches)
-        step = SharedInputs(
-            num_tokens, rows, ropes, query_scales, inputs_ltp, batches, attention, slices_ktd, distances
-        )
+        rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
+        step = SharedInputs(num_tokens, rows, ropes, query_scales, inputs_ltp, batches, attention, slices_ktd, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
@@ -230,8 +227,8 @@ class Model:
             heads = layer(weights).project(x_td)
             if (distances := step.distances) is None:
                 return heads
-            q_rnh, k_rnh, *_ = layer(weights, distances.num_rows).project(distances.states_rd)
-            return RelativeHeads(heads, q_rnh[distances.places_r], k_rnh[distances.places_r])
+            far, places_r = layer(weights, distances.num_rows).project(distances.states_rd), distances.places_r
+            return RelativeHeads(heads.q_tnh, heads.k_tkh, heads.v_tkh, far.q_tnh[places_r], far.k_tkh[places_r])
 
         # Profiles show the parts of a step under these names.
         @jax.named_scope("attend")
@@ -286,8 +283,7 @@ class Model:
         """Attend in a layer whose scores depend on distances; prompts go whole through it, so that it has no cache."""
         assert spec.relative is not None
         return self.ops.relative(
-            *inputs.heads[:3],
-            *inputs[1:],
+            *inputs,
             batch.query_starts_s,
             batch.query_ends_s,
             scale=spec.scale,

@@ -49,7 +49,8 @@ def test_it_equals_the_reference(case: str, dtype: str) -> None:
     settings: dict[str, Any] = {"scale": SCALE, "max_distance": max_distance}
     op = jax.jit(partial(RelativeAttention(), **settings, longest=max(lengths)))
     got = np.asarray(op(*heads, starts, ends), np.float32)
-    expected = reference_relative_attention(*(np.asarray(x, np.float64) for x in heads), starts, ends, **settings)
+    arrays: list[Any] = [*(np.asarray(x, np.float64) for x in heads), starts, ends]
+    expected = reference_relative_attention(*arrays, **settings)
     np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCES[dtype])
     assert got.dtype == np.float32
 
@@ -79,7 +80,8 @@ def test_rows_of_distances() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     heads, starts, ends = make_heads([5], 8, "float32")
+    arrays: list[Any] = [*heads[:4], heads[4][1:], starts, ends]
     with pytest.raises(ValueError, match="do not fit"):
-        RelativeAttention()(*heads[:4], heads[4][1:], starts, ends, scale=1.0, max_distance=None, longest=5)
+        RelativeAttention()(*arrays, scale=1.0, max_distance=None, longest=5)
     with pytest.raises(ValueError, match="no implementation 'gpu'"):
         RelativeAttention("gpu")
