@@ -147,6 +147,14 @@ LATENT_ATTENTION: Implementations = {
 
 INDEXER: Implementations = {
     "xla": Implementation(None, "indexer.xla:xla_indexer", pool_spec="indexer.layout:indexer_pool_spec"),
+    "cpu": Implementation(
+        "cpu",
+        "indexer.cpu:cpu_indexer",
+        refuses="indexer.cpu:cpu_refusal",
+        prepare="indexer.cpu:cpu_prepare",
+        pool_spec="indexer.layout:indexer_pool_spec",
+        tiles="indexer.cpu:cpu_tiles",
+    ),
 }
 
 SEGMENT_ATTENTION: Implementations = {

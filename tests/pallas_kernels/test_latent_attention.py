@@ -126,15 +126,8 @@ def test_a_narrower_pool_holds_rounded_latents(sizes: tuple[int, int, int], dtyp
     assert_matches(op, make(6, RAGGED, op))
 
 
-@pytest.fixture
-def takes_positions() -> None:
-    if IMPLEMENTATION != "xla":
-        pytest.skip("this kernel attends to all positions")
-
-
 @pytest.mark.parametrize(("sizes", "top_k"), [*zip(SIZES, [1, 16, 40, 150, 150], strict=True)])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.usefixtures("takes_positions")
 def test_chosen_positions_match_the_reference(dtype: Any, sizes: tuple[int, int, int], top_k: int) -> None:
     op = attention(sizes, dtype, top_k=top_k, block_size=48 if top_k == 40 else 16)
     step = make(draw_seed(), RAGGED, op, row_alignment=16 if sizes[0] == 2 else 1)
@@ -153,14 +146,12 @@ def test_chosen_positions_match_the_reference(dtype: Any, sizes: tuple[int, int,
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"), [*zip([jnp.float32, jnp.bfloat16] * 2, [jnp.float16, *FLOAT8, FLOAT8[0]], strict=True)]
 )
-@pytest.mark.usefixtures("takes_positions")
 def test_chosen_positions_in_a_narrower_pool(dtype: Any, kv_dtype: Any) -> None:
     op = attention((4, 32, 16), dtype, kv_dtype, top_k=33)
     assert_matches(op, make(draw_seed(), RAGGED, op))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.usefixtures("takes_positions")
 def test_all_positions_chosen_is_attention_to_all(dtype: Any) -> None:
     step = make(draw_seed(), RAGGED, attention((4, 32, 16), dtype, top_k=300))
     chosen, _ = run(attention((4, 32, 16), dtype, top_k=300), step)
@@ -169,7 +160,6 @@ def test_all_positions_chosen_is_attention_to_all(dtype: Any) -> None:
     np.testing.assert_allclose(float32(chosen)[step.rows], float32(out)[step.rows], rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.usefixtures("takes_positions")
 def test_a_row_without_a_position_is_finite() -> None:
     op = attention((4, 32, 16), top_k=8)
     step = make(draw_seed(), [(5, 1), (130, 1), (33, 33)], op)
@@ -205,11 +195,14 @@ def test_latents_beyond_8_bits_are_clipped() -> None:
     np.testing.assert_allclose(run(op, step)[0][0], 448.0)
 
 
-@pytest.mark.parametrize("sizes", [(6, 32, 16), (1, 32, 16), (16, 512, 64)])
+@pytest.mark.parametrize(
+    ("sizes", "top_k"),
+    [((6, 32, 16), None), ((1, 32, 16), None), ((16, 512, 64), None), ((6, 32, 16), 33), ((16, 512, 64), 70)],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_does_not_depend_on_its_batch(dtype: Any, sizes: tuple[int, int, int]) -> None:
+def test_a_row_does_not_depend_on_its_batch(dtype: Any, sizes: tuple[int, int, int], top_k: int | None) -> None:
     """A row is decoded alone or among others, and as decode or as the last row of a chunk."""
-    op = attention(sizes, dtype)
+    op = attention(sizes, dtype, top_k=top_k)
     lengths = [5, 40, 129, 200, 31, 77]
     whole = make(2, [(length, length) for length in lengths], op)
     batch, ends = whole.batch, np.cumsum(lengths)
@@ -226,14 +219,20 @@ def test_a_row_does_not_depend_on_its_batch(dtype: Any, sizes: tuple[int, int, i
             num_decodes=np.int32(len(picked)),
             num_tiles=np.int32(0),
         )
-        decoded, _ = run(op, whole._replace(q=whole.q[index], latents=whole.latents[index], pool=filled, batch=alone))
+        rows = {"q": whole.q[index], "latents": whole.latents[index], "positions": pick_rows(whole, index)}
+        decoded, _ = run(op, whole._replace(**rows, pool=filled, batch=alone))
         assert_same(decoded, out[index], dtype)
 
 
-@pytest.mark.parametrize("sizes", [(4, 32, 16), (16, 512, 64)])
+def pick_rows(step: Step, index: Any) -> Any:
+    """Return the chosen positions of some rows, if there are any."""
+    return None if step.positions is None else step.positions[index]
+
+
+@pytest.mark.parametrize(("sizes", "top_k"), [((4, 32, 16), None), ((16, 512, 64), None), ((4, 32, 16), 33)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int]) -> None:
-    op = attention(sizes, dtype)
+def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int], top_k: int | None) -> None:
+    op = attention(sizes, dtype, top_k=top_k)
     whole = make(3, [(150, 150)], op, padding=0)
     out, _ = run(op, whole)
     whole = jax.tree.map(np.asarray, whole)  # what numpy cuts need not be compiled
@@ -246,11 +245,13 @@ def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int]) -> None
             context_lens_s=np.array([end], np.int32),
             query_ends_s=np.array([chunk], np.int32),
             num_decodes=np.int32(chunk == 1),
-            tile_seqs_i=np.zeros(16, np.int32),
-            tile_rows_i=np.array(starts + [0] * (16 - len(starts)), np.int32),
+            tile_seqs_i=np.zeros(150, np.int32),
+            tile_rows_i=np.array(starts + [0] * (150 - len(starts)), np.int32),
             num_tiles=np.int32(len(starts)),
         )
-        inputs = whole._replace(q=whole.q[start:end], latents=whole.latents[start:end], pool=pool, batch=part)
+        index = slice(start, end)
+        rows = {"q": whole.q[index], "latents": whole.latents[index], "positions": pick_rows(whole, index)}
+        inputs = whole._replace(**rows, pool=pool, batch=part)
         got, pool = run(op, inputs)
         parts.append(float32(got))
     assert_same(np.concatenate(parts), out, dtype)
@@ -258,27 +259,30 @@ def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int]) -> None
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kv_dtype", [None, jnp.float8_e4m3fn])
-@pytest.mark.parametrize("sizes", [(5, 64, 32), (2, 32, 16)])
+@pytest.mark.parametrize(("sizes", "top_k"), [((5, 64, 32), None), ((2, 32, 16), None), ((5, 64, 32), 40)])
 @pytest.mark.usefixtures("lesser_set")
-def test_with_a_lesser_instruction_set(sizes: tuple[int, int, int], dtype: Any, kv_dtype: Any) -> None:
+def test_with_a_lesser_instruction_set(
+    sizes: tuple[int, int, int], top_k: int | None, dtype: Any, kv_dtype: Any
+) -> None:
     needs_kernel()
-    op = attention(sizes, dtype, kv_dtype)
+    op = attention(sizes, dtype, kv_dtype, top_k=top_k)
     assert_matches(op, make(8, RAGGED, op))
 
 
+@pytest.mark.parametrize("top_k", [None, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("lesser_set")
-def test_bits_with_a_lesser_instruction_set(dtype: Any) -> None:
+def test_bits_with_a_lesser_instruction_set(dtype: Any, top_k: int | None) -> None:
     needs_kernel()
-    test_a_row_does_not_depend_on_its_batch(dtype, (5, 64, 32))
-    test_chunks_equal_the_whole(dtype, (5, 64, 32))
+    test_a_row_does_not_depend_on_its_batch(dtype, (5, 64, 32), top_k)
+    test_chunks_equal_the_whole(dtype, (5, 64, 32), top_k)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_heads", [8, 40])
-def test_decodes_for_all_cores(num_heads: int, dtype: Any) -> None:
+@pytest.mark.parametrize(("num_heads", "top_k"), [(8, None), (40, None), (40, 50)])
+def test_decodes_for_all_cores(num_heads: int, top_k: int | None, dtype: Any) -> None:
     """The heads of a row are one unit of work when there are many rows, otherwise several."""
-    op = attention((num_heads, 32, 32), dtype)
+    op = attention((num_heads, 32, 32), dtype, top_k=top_k)
     rng = np.random.default_rng(11)
     step = make(11, [(int(length), 1) for length in rng.integers(1, 300, ROWS_PER_CORE * num_cores() + 1)], op)
     assert_matches(op, step)
@@ -299,13 +303,13 @@ def needs_kernel() -> None:
         pytest.skip("plain XLA has no instruction sets and units of work")
 
 
-@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.float8_e5m2])
-def test_amx_is_compiled_anywhere_on_x86(kv_dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kv_dtype", "top_k"), [(jnp.bfloat16, None), (jnp.float8_e5m2, None), (jnp.bfloat16, 2048)])
+def test_amx_is_compiled_anywhere_on_x86(kv_dtype: Any, top_k: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_kernel()
     features: dict[str, bool] = dict.fromkeys((*processor.AVX2, *processor.AVX512, *processor.AMX, "avx512bf16"), True)
     with_amx = processor.x86("x86_64-unknown-linux-gnu", "sapphirerapids", features)
     monkeypatch.setattr(processor, "current", lambda: with_amx)
-    shape = CASES["deepseek-v2-lite"].shape(kv_dtype=kv_dtype)
+    shape = CASES["deepseek-v2-lite"].shape(kv_dtype=kv_dtype, top_k=top_k)
     assembly = compiling.make_machine(with_amx).emit_assembly(llvm.parse_assembly(str(Kernel(shape, 8).build("some"))))
     assert assembly.count("tdpbf16ps") == 8
     assert "tilerelease" in assembly

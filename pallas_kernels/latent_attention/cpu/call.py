@@ -11,7 +11,7 @@ from jax import Array
 from pallas_kernels.native.compiling import register
 from pallas_kernels.paged_attention import AttentionBatch, Tiles
 
-from ..layout import LatentPool, LatentShape, refuse_chosen
+from ..layout import LatentPool, LatentShape
 from .kernel import Kernel
 
 _UNIT_LANES = 128
@@ -22,8 +22,6 @@ core's cache.
 
 def cpu_refusal(shape: LatentShape) -> str | None:
     """Return why the kernel cannot run a shape, or None if it can."""
-    if shape.top_k is not None:
-        return refuse_chosen(shape)
     sizes = shape.latent_dim, shape.rope_dim, shape.block_size
     if any(size % 16 for size in sizes):
         return "latents, their rotated part and block_size must be multiples of 16, not {}, {} and {}".format(*sizes)
@@ -33,8 +31,9 @@ def cpu_refusal(shape: LatentShape) -> str | None:
 
 
 def cpu_tiles(shape: LatentShape) -> Tiles:
-    """Return the kernel's tile sizes."""
-    return Tiles(decode=1, query=max(1, _UNIT_LANES // shape.num_heads), kv=shape.block_size)
+    """Return the kernel's tile sizes. Rows with chosen positions share no tokens."""
+    query = 1 if shape.top_k is not None else max(1, _UNIT_LANES // shape.num_heads)
+    return Tiles(decode=1, query=query, kv=shape.block_size)
 
 
 def cpu_prepare(shape: LatentShape, folder: Path | None = None) -> str:
@@ -44,6 +43,8 @@ def cpu_prepare(shape: LatentShape, folder: Path | None = None) -> str:
     """
     sizes = "_".join(map(str, shape[:4]))
     name = f"latent_attention_{sizes}_{shape.dtype.name}_{shape.kv_dtype.name}"
+    if shape.top_k is not None:
+        name += f"_top_{shape.top_k}"
     return register(name, Kernel(shape, cpu_tiles(shape).query), folder)
 
 
@@ -59,12 +60,14 @@ def cpu_latent_attention(
     latent_dim: int,
     tiles: Tiles,
     interpret: bool = False,
+    positions_tk: Array | None = None,
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`; there is nothing to interpret."""
     del tiles, interpret
     [pool], (t, n, h) = kv_pool, q_tnh.shape
     dtypes = jnp.dtype(q_tnh.dtype), jnp.dtype(latents_th.dtype)
-    shape = LatentShape(n, latent_dim, h - latent_dim, pool.shape[1], *dtypes)
+    top_k = None if positions_tk is None else positions_tk.shape[1]
+    shape = LatentShape(n, latent_dim, h - latent_dim, pool.shape[1], *dtypes, top_k)
     if latents_th.dtype != pool.dtype:
         latents_th = jax.lax.bitcast_convert_type(latents_th, pool.dtype)
     call = jax.ffi.ffi_call(
@@ -72,7 +75,7 @@ def cpu_latent_attention(
         (jax.ShapeDtypeStruct(pool.shape, pool.dtype), jax.ShapeDtypeStruct((t, n, latent_dim), q_tnh.dtype)),
         input_output_aliases={0: 0},
     )
-    # In the order of `kernel.BUFFERS`.
+    # In the order of `kernel.BUFFERS`, or of `kernel.CHOSEN_BUFFERS`.
     pool, out_tnl = call(
         pool,
         q_tnh,
@@ -87,5 +90,6 @@ def cpu_latent_attention(
         batch.num_tiles,
         jnp.asarray(layer * (len(pool) // num_layers), jnp.int32),
         jnp.float32(scale),
+        *([] if positions_tk is None else [positions_tk]),
     )
     return out_tnl, LatentPool(pool)

@@ -10,10 +10,14 @@ the other computes
 So a tile's latents are read from memory once, for scores and for values of all lanes. There are two ways: `vectors.py`,
 and `matrices.py` for processors with AMX. In both, the order of a lane's sums depends only on the positions of its
 tokens: a row has the same bits in a decode or a chunk, and beside any rows.
+
+Where a row attends to chosen positions, a unit has lanes of one row. The latents of a tile of its positions are copied
+side by side, and are attended as tokens in order are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +25,7 @@ from llvmlite import ir
 
 from pallas_kernels.native import processor
 from pallas_kernels.native.compiling import num_cores
-from pallas_kernels.native.emitter import F32, I32, I64, LANES, POINTER, VOID, Emitter, add_function
+from pallas_kernels.native.emitter import F32, I1, I32, I64, LANES, POINTER, VOID, Emitter, add_function
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import FORMATS
 
@@ -51,6 +55,8 @@ BUFFERS = [
     "out",
 ]
 """The call's arguments and results, in order."""
+CHOSEN_BUFFERS = [*BUFFERS[:-2], "positions", *BUFFERS[-2:]]
+"""The same for shapes with `top_k`."""
 
 
 def _choose_way(shape: LatentShape) -> Way:
@@ -67,6 +73,7 @@ class Kernel:
         self.shape, self.query_tile = shape, query_tile
         self.format, self.kv_format = FORMATS[shape.dtype], FORMATS[shape.kv_dtype]
         self.way = _choose_way(shape)
+        self.buffers = BUFFERS if shape.top_k is None else CHOSEN_BUFFERS
         groups = -(-shape.num_heads // self.way.lanes)
         self.groups_per_part = -(-groups // num_cores())
         self.num_parts = -(-groups // self.groups_per_part)
@@ -79,10 +86,10 @@ class Kernel:
         return self.module
 
     def _buffers(self, e: Emitter, buffers: Any) -> dict[str, Any]:
-        return {name: e.load(buffers, POINTER, index) for index, name in enumerate(BUFFERS)}
+        return {name: e.load(buffers, POINTER, index) for index, name in enumerate(self.buffers)}
 
     def _size(self, e: Emitter, dims: Any, name: str, axis: int) -> Any:
-        return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
+        return e.load(e.load(dims, POINTER, self.buffers.index(name)), I64, axis)
 
     def _add_prepare(self) -> ir.Function:
         """Write the latents of all tokens, clear the output of rows of padding, and count the work."""
@@ -137,7 +144,7 @@ class Kernel:
 
     def _add_attend(self) -> ir.Function:
         """Attend lanes of a sequence: from the first one to before the end."""
-        way, n, pieces = self.way, self.shape.num_heads, self.way.tile // PIECE
+        way, n, top_k = self.way, self.shape.num_heads, self.shape.top_k
         most_groups = -(-self.query_tile * n // way.lanes)
         most_lanes = most_groups * way.lanes
         e, (buffers, dims, seq, first, end) = add_function(self.module, "attend", VOID, *[POINTER] * 2, *[I64] * 3)
@@ -146,11 +153,27 @@ class Kernel:
         kept = (e.array(F32, most_lanes), e.array(F32, most_lanes), e.array(I32, most_lanes))
         groups, last = e.ceil_div(e.ir.sub(end, first), way.lanes), e.sum(end, -1)
         unit = Unit(*way.make(e, most_groups), *kept, e.splat(e.load(of["scale"], F32, 0)), groups)
-        places, following = e.array(POINTER, pieces), e.array(POINTER, pieces)
-        before = e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), 1)
+        if top_k is None:
+            before = e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), 1)
+            with e.range(0, groups) as group:
+                self._begin(e, of, unit, group, (first, last), lambda lane: e.sum(before, e.ir.udiv(lane, I64(n))))
+            self._pass_all(e, of, unit, table, e.sum(before, e.ir.udiv(last, I64(n))))
+        else:
+            chosen = e.at(of["positions"], I32, e.product(e.ir.udiv(first, I64(n)), top_k))
+            count = self._count(e, chosen)
+            with e.range(0, groups) as group:
+                self._begin(e, of, unit, group, (first, last), lambda _: count)
+            self._pass_chosen(e, of, unit, table, chosen, count)
         with e.range(0, groups) as group:
-            self._begin(e, of, unit, group, (first, last, before))
-        most = e.sum(before, e.ir.udiv(last, I64(n)))
+            self._finish(e, of, unit, group, (first, last))
+        way.end(e)
+        e.ir.ret_void()
+        return e.function
+
+    def _pass_all(self, e: Emitter, of: dict[str, Any], unit: Unit, table: Any, most: Any) -> None:
+        """Attend to the first `most` tokens of a sequence."""
+        way, pieces = self.way, self.way.tile // PIECE
+        places, following = e.array(POINTER, pieces), e.array(POINTER, pieces)
         with e.range(0, most, way.tile) as start:
             self._find(e, of, table, start, most, places)
             next_start = e.sum(start, way.tile)
@@ -158,20 +181,46 @@ class Kernel:
             has_next = e.ir.icmp_signed("<", next_start, most)
             live = e.least(e.ir.sub(most, start), way.tile)
             way.attend(e, unit, Tile(start, live, places, following, has_next))
-        with e.range(0, groups) as group:
-            self._finish(e, of, unit, group, (first, last))
-        way.end(e)
-        e.ir.ret_void()
-        return e.function
 
-    def _begin(self, e: Emitter, of: dict[str, Any], unit: Unit, group: Any, lanes: tuple[Any, Any, Any]) -> None:
-        """Store how far each lane of a group sees, and lay out its query."""
-        (first, last, before), n, h = lanes, self.shape.num_heads, self.shape.key_dim
+    def _pass_chosen(self, e: Emitter, of: dict[str, Any], unit: Unit, table: Any, chosen: Any, count: Any) -> None:
+        """Attend to `count` chosen positions of a sequence: copies of a tile of latents lie side by side."""
+        way, storage, h = self.way, self.kv_format.storage, self.shape.key_dim
+        copies, places = e.array(storage, way.tile * h), e.array(POINTER, way.tile // PIECE)
+        for piece in range(way.tile // PIECE):
+            e.store(e.at(copies, storage, piece * PIECE * h), places, piece)
+        with e.range(0, count, way.tile) as start:
+            live = e.least(e.ir.sub(count, start), way.tile)
+            with e.range(0, live) as i:
+                source = self._address(e, of, table, e.load_int(chosen, start, i))
+                target = e.at(copies, storage, e.product(i, h))
+                with e.range(0, h, LANES) as j:
+                    e.store_vector(e.load_vector(source, storage, j), target, j)
+            way.attend(e, unit, Tile(start, live, places, places, I1(0)))
+
+    def _count(self, e: Emitter, chosen: Any) -> Any:
+        """Return the number of positions that are chosen for a row."""
+        count = e.variable(I64, I64(0))
+        with e.range(0, self.shape.top_k) as i:
+            is_chosen = e.ir.icmp_signed(">=", e.load(chosen, I32, i), I32(0))
+            count.value = e.sum(count.value, e.ir.zext(is_chosen, I64))
+        return count.value
+
+    def _begin(
+        self,
+        e: Emitter,
+        of: dict[str, Any],
+        unit: Unit,
+        group: Any,
+        lanes: tuple[Any, Any],
+        count_seen: Callable[[Any], Any],
+    ) -> None:
+        """Store the number of tokens that each lane of a group sees, and lay out its query."""
+        (first, last), h = lanes, self.shape.key_dim
         queries = []
         for r in range(self.way.lanes):
             index = e.sum(e.product(group, self.way.lanes), r)
             lane = e.least(e.sum(first, index), last)
-            e.store(e.ir.trunc(e.sum(before, e.ir.udiv(lane, I64(n))), I32), unit.seen, index)
+            e.store(e.ir.trunc(count_seen(lane), I32), unit.seen, index)
             e.store(F32(MASKED), unit.largest, index)
             e.store(F32(0.0), unit.sums, index)
             queries.append(e.at(of["q"], self.format.storage, e.product(lane, h)))
@@ -179,13 +228,17 @@ class Kernel:
 
     def _find(self, e: Emitter, of: dict[str, Any], table: Any, start: Any, most: Any, places: Any) -> None:
         """Store the addresses of the pieces of the tile that starts at `start`."""
-        o, h = self.shape.block_size, self.shape.key_dim
         last = e.product(e.ir.udiv(e.sum(most, -1), I64(PIECE)), PIECE)
         with e.range(0, self.way.tile // PIECE) as which:
             position = e.least(e.sum(start, e.product(which, PIECE)), last)
-            block = e.sum(e.load_int(of["first_block"], 0), e.load_int(table, e.ir.udiv(position, I64(o))))
-            slot = e.sum(e.product(block, o), e.ir.urem(position, I64(o)))
-            e.store(e.at(of["pool"], self.kv_format.storage, e.product(slot, h)), places, which)
+            e.store(self._address(e, of, table, position), places, which)
+
+    def _address(self, e: Emitter, of: dict[str, Any], table: Any, position: Any) -> Any:
+        """Return the address of the latents of a position."""
+        o, h = self.shape.block_size, self.shape.key_dim
+        block = e.sum(e.load_int(of["first_block"], 0), e.load_int(table, e.ir.udiv(position, I64(o))))
+        slot = e.sum(e.product(block, o), e.ir.urem(position, I64(o)))
+        return e.at(of["pool"], self.kv_format.storage, e.product(slot, h))
 
     def _finish(self, e: Emitter, of: dict[str, Any], unit: Unit, group: Any, lanes: tuple[Any, Any]) -> None:
         """Divide by the sums, and store."""
