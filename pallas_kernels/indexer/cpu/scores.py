@@ -55,8 +55,8 @@ class Scores:
             queries = [e.at(q, self.format.storage, e.product(e.sum(first, head), h)) for head in heads]
             with e.range(0, self.depth, LANES) as step:
                 for i, column in enumerate(e.transpose([self._query(e, query, step) for query in queries])):
-                    place = e.product(e.sum(step, i), self.vectors)
-                    e.store_vector(column, self._queries, e.product(e.sum(place, group), LANES))
+                    at = e.product(e.sum(step, i), self.vectors)
+                    e.store_vector(column, self._queries, e.product(e.sum(at, group), LANES))
         with e.range(0, self.vectors * LANES) as head:
             weight = e.load(weights, F32, first, e.least(head, n - 1))
             e.store(e.ir.select(e.ir.icmp_signed("<", head, I64(n)), weight, F32(0.0)), self._weights, head)
@@ -94,10 +94,10 @@ class Scores:
         sums = [[e.variable(vector(F32), zero) for _ in range(_TOKENS)] for _ in range(self.at_once)]
         with e.range(0, self.depth, _UNROLL) as step:
             for i in range(_UNROLL):
-                place = e.sum(e.product(e.sum(step, i), self.vectors), group)
+                at = e.sum(e.product(e.sum(step, i), self.vectors), group)
                 numbers = [e.splat(e.load(keys, self.kind, step, token * self.depth + i)) for token in range(_TOKENS)]
                 for j, row in enumerate(sums):
-                    query = e.load_vector(self._queries, self.kind, e.product(e.sum(place, j), LANES))
+                    query = e.load_vector(self._queries, self.kind, e.product(e.sum(at, j), LANES))
                     for total, number in zip(row, numbers, strict=True):
                         if self.has_pairs:
                             total.value = pairs.add_products(e, total.value, query, number)
