@@ -78,6 +78,15 @@ def test_rows_of_distances() -> None:
     assert (rows[600 + 511], rows[-1], rows[0]) == (511, 511, 0)
 
 
+def test_rows_are_those_of_hf() -> None:
+    """The expected rows are from HF's `make_log_bucket_position`, with the numbers of deberta-v3."""
+    distances = np.array([1, 127, 128, 129, 130, 200, 255, 256, 300, 400, 510, 511, 512, 1000])
+    rows = [257, 383, 384, 385, 386, 425, 448, 448, 463, 489, 511, 511, 511, 511]
+    np.testing.assert_array_equal(bucket_rows(distances, 256, 512), rows)
+    mirrored = [512 - row for row in rows[:-2]]
+    np.testing.assert_array_equal(bucket_rows(-distances, 256, 512), [*mirrored, 0, 0])
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     heads, starts, ends = make_heads([5], 8, "float32")
     arrays: list[Any] = [*heads[:4], heads[4][1:], starts, ends]
