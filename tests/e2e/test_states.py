@@ -19,15 +19,22 @@ from tests.models.tiny import read_goldens
 
 pytestmark = pytest.mark.engine
 
-CASE = "qwen3_next"
+CASES = ("qwen3_next", "mamba2")
+"""A hybrid, and a model without attention."""
 Engine = tuple[LLM, RecordingScheduler]
 
 
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> str:
+    """Return the tiny checkpoint that an engine runs."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
+def engine(case: str) -> Iterator[Engine]:
     """Start an engine with blocks and slots in plenty."""
     arguments = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "num_gpu_blocks_override": 200}
-    with tiny_llm(CASE, **arguments) as made:
+    with tiny_llm(case, **arguments) as made:
         yield made
 
 
@@ -62,9 +69,9 @@ def test_a_conversation_goes_on_from_its_last_answer(engine: Engine) -> None:
     assert [bits(output) for output in outputs] == [bits(output) for output in run_alone(llm, jobs)]
 
 
-def test_several_outputs_of_a_prompt_share_its_state(engine: Engine) -> None:
+def test_several_outputs_of_a_prompt_share_its_state(engine: Engine, case: str) -> None:
     llm, scheduler = engine
-    golden = read_goldens(CASE)[1]
+    golden = read_goldens(case)[1]
     assert llm.reset_prefix_cache()
     scheduler.plans.clear()
     [output] = run_together(llm, [Job(golden.prompt.tolist(), greedy(16, n=4))])
@@ -88,7 +95,7 @@ def test_beams_have_the_log_probabilities_of_their_tokens(engine: Engine) -> Non
         assert math.isclose(beam.cum_logprob or 0, total, abs_tol=1e-3)
 
 
-def test_requests_that_are_given_up_leave_nothing_behind(engine: Engine) -> None:
+def test_requests_that_are_given_up_leave_nothing_behind(engine: Engine, case: str) -> None:
     llm, scheduler = engine
     assert llm.reset_prefix_cache()
     for number in range(12):
@@ -98,7 +105,7 @@ def test_requests_that_are_given_up_leave_nothing_behind(engine: Engine) -> None
         llm.llm_engine.abort_request([f"given up {step}", f"given up {11 - step}"])
     while llm.llm_engine.has_unfinished_requests():
         llm.llm_engine.step()
-    golden = read_goldens(CASE)[2]
+    golden = read_goldens(case)[2]
     [output] = run_together(llm, [Job(golden.prompt.tolist(), greedy(16))])
     assert output.outputs[0].token_ids == golden.tokens.tolist()
     assert llm.reset_prefix_cache()
