@@ -72,9 +72,9 @@ def make(
 
 def reference(step: Step, op: Indexer) -> tuple[np.ndarray, IndexerPool]:
     """Run the reference; the pool is in the pool's dtype."""
-    arrays = (np.asarray(x) for x in step[:3])
+    q, k, weights = (np.asarray(x) for x in step[:3])
     fixed = {"layer": LAYER, "num_layers": NUM_LAYERS, "top_k": op.shape.top_k}
-    return reference_indexer(*arrays, IndexerPool(np.asarray(step.pool.keys)), step.batch, **fixed)
+    return reference_indexer(q, k, weights, IndexerPool(np.asarray(step.pool.keys)), step.batch, **fixed)
 
 
 def indexer_trials(op: Indexer) -> Iterator[Trial]:
