@@ -39,6 +39,8 @@ class RopeConfig:
     one position."""
     interleaved: bool = False
     """The checkpoint rotates dimensions 2i and 2i + 1 together, instead of i and i + rotary_dim / 2."""
+    learned: bool = False
+    """Frequencies are multiplied by the exponentials of numbers in the checkpoint."""
     is_split: bool = False
     """In a vision tower: the checkpoint rotates the first half of a head by the column and the second by the row, each
     like a head of its own, whose pairs may be interleaved."""
@@ -129,11 +131,34 @@ class LatentSpec:
     """The size of a head's values."""
     norm_eps: float = 1e-6
     """The epsilon of the norms of both kinds of latents."""
+    grows: bool = False
+    """Normed latents of both kinds are multiplied by the root of the stream's width over theirs."""
+    norms_rotated: bool = False
+    """The rotated part of keys is normed before its rotation."""
 
     @property
     def key_dim(self) -> int:
         """Return the size of a token's entry in the cache, and of an absorbed query."""
         return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerSpec:
+    """The indexer of sparse attention over latents: it scores tokens, and attention reads those of highest score alone.
+
+    A token's score for another one is the sum over heads of a weight times the ReLU of query times key; all heads have
+    one key.
+    """
+
+    num_heads: int
+    head_dim: int
+    """The size of a query and of a key; RoPE rotates the first part, of the size that it rotates in attention."""
+    top_k: int
+    """The number of tokens that a token attends to at most."""
+    interleaved: bool = False
+    """The checkpoint rotates dimensions 2i and 2i + 1 together, see `RopeConfig`."""
+    norms_inputs: bool = False
+    """Queries are projected from the layer's input with a further LayerNorm, not from the latents of queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -283,6 +308,10 @@ class LayerSpec:
     latent: LatentSpec | None = None
     """Attention over latents; None for keys and values of heads. There is one kv head, and `head_dim` is that of the
     latents with their rotated part."""
+    indexer: IndexerSpec | None = None
+    """The indexer that chooses the tokens that attention over latents reads; None if it reads all earlier ones."""
+    borrows_choice: bool = False
+    """The tokens are those that the nearest earlier layer with an indexer has chosen; this layer's has no weights."""
     state: StateSpec | None = None
     """The recurrence in place of attention, with a state of fixed size; None for attention. With it, the sizes of
     attention have no meaning, unless the layer `attends_too`."""
@@ -294,6 +323,9 @@ class LayerSpec:
     """The gate has one number for each head, instead of as many as the head has."""
     query_scaling: QueryScaling | None = None
     """A factor on queries, besides `scale`, that depends on the position; None for no such factor."""
+    log_scaling: bool = False
+    """The queries of each head of attention over latents, and of its indexer, are multiplied by a learned number times
+    the logarithm of the position, counted from 1, plus another learned number."""
     soft_cap: float | None = None
     norms_stream: bool = False
     """The residual stream is normed after each addition to it, instead of the inputs of attention and MLP."""
@@ -380,6 +412,13 @@ class LayerSpec:
         if self.latent is not None and (self.num_kv_heads, self.head_dim) != (1, self.latent.key_dim):
             shape = f"{self.num_kv_heads} kv heads of size {self.head_dim}"
             raise ValueError(f"{shape} do not fit latent attention, which has 1 of size {self.latent.key_dim}")
+        if self.latent is not None and self.attention_chunk is not None:
+            raise ValueError("attention over latents has no chunks")
+        if self.indexer is not None and (self.latent is None or self.window or self.indexer.head_dim < self.rope_dim):
+            raise ValueError(
+                f"an indexer of heads of {self.indexer.head_dim} needs attention over latents without a window, and a "
+                f"rotated part that is no larger than {self.rope_dim}"
+            )
         if self.padded_dim is not None and (self.padded_dim < self.head_dim or self.borrows_kv):
             raise ValueError(f"head_dim is {self.head_dim}, which does not fit into {self.padded_dim}")
         if self.v_dim is not None and (self.v_dim > self.head_dim or self.k_is_v or self.borrows_kv or self.qkv_bias):
@@ -391,6 +430,11 @@ class LayerSpec:
     def attends(self) -> bool:
         """Return whether the layer has attention, alone or beside a recurrent state."""
         return self.has_mixer and (self.state is None or self.attends_too)
+
+    @property
+    def has_indexer(self) -> bool:
+        """Return whether the layer itself chooses the tokens that it attends to."""
+        return self.indexer is not None and not self.borrows_choice
 
     @property
     def rope_dim(self) -> int:
@@ -486,6 +530,10 @@ class ModelConfig:
         """Raise ValueError for layers, tables and towers that do not fit together."""
         if len(sizes := {tower.output_size for tower in self.towers.values()}) > 1:
             raise ValueError(f"the towers give rows of {' and '.join(map(str, sorted(sizes)))} numbers, and not of one")
+        if len({layer.indexer.top_k for layer in self.layers if layer.indexer is not None}) > 1:
+            raise ValueError("index_topk differs between layers")
+        if next((layer.borrows_choice for layer in self.layers if layer.indexer is not None), False):
+            raise ValueError("the first indexer is shared, and there is no earlier one")
         for layer in self.layers:
             if layer.rope is None:
                 continue
@@ -528,7 +576,10 @@ class ModelConfig:
         return any(layer.sees_both_sides for layer in self.layers)
 
     def within(self, length: int) -> ModelConfig:
-        """Return the model for sequences of up to `length` tokens, without windows and chunks that cut nothing off."""
+        """Return the model for sequences of up to `length` tokens, without what cuts nothing off.
+
+        These are windows, chunks, and indexers that choose as many tokens as there are.
+        """
         # Windows distinguish cache groups, and so decide which layer's keys and values a layer borrows.
         if any(layer.borrows_kv for layer in self.layers):
             return self
@@ -536,10 +587,13 @@ class ModelConfig:
         def needed(size: int | None) -> int | None:
             return None if size is None or size >= length else size
 
-        layers = (
-            replace(layer, window=needed(layer.window), attention_chunk=needed(layer.attention_chunk))
-            for layer in self.layers
-        )
+        def without(layer: LayerSpec) -> LayerSpec:
+            layer = replace(layer, window=needed(layer.window), attention_chunk=needed(layer.attention_chunk))
+            if layer.indexer is None or needed(layer.indexer.top_k):
+                return layer
+            return replace(layer, indexer=None, borrows_choice=False)
+
+        layers = map(without, self.layers)
         return replace(self, layers=tuple(layers))
 
     def with_encoder(self, encoder: ModelConfig | None) -> ModelConfig:

@@ -76,6 +76,8 @@ class SharedInputs(NamedTuple):
     ropes: Mapping[tuple[int, int], Rope]
     """By RoPE table and the size of the rotated part."""
     query_scales: Mapping[QueryScaling | None, Array | None]
+    log_positions_t: Array | None
+    """The logarithms of positions, counted from 1; None if no layer takes them."""
     inputs_ltp: Array | None
     """Each layer's own input, if layers have one."""
     batches: Sequence[Any]
@@ -88,14 +90,18 @@ class SharedInputs(NamedTuple):
 
 
 def attention_inputs(
-    heads: Any, keys_values: Any, spec: LayerSpec, step: SharedInputs
+    heads: Any, borrowed: tuple[Array, ...] | None, spec: LayerSpec, step: SharedInputs
 ) -> tuple[tuple[Array, ...], Any]:
-    """Return attention's arrays for a layer's tokens, and its settings for layers of this spec."""
+    """Return attention's arrays for a layer's tokens, and its settings for layers of this spec.
+
+    The arrays are queries, and keys and values or latents, which may be `borrowed`.
+    """
     rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
     scale_t11 = step.query_scales[spec.query_scaling]
     if isinstance(heads, LatentHeads):
-        q_tnh, latents_th = heads.joined(rope)
-        return (_scaled(q_tnh, scale_t11), latents_th), {}
+        latents = (heads.latents(rope),) if borrowed is None else borrowed
+        return (_scaled(heads.queries(rope, step.log_positions_t), scale_t11), *latents), {}
+    keys_values: tuple[Any, ...] = (heads.k_tkh, heads.v_tkh) if borrowed is None else borrowed
     if heads.scales_2h is not None:
         q_tnh, keys_values = _normed_later(heads, rope, spec)
         heads, rope = heads._replace(q_tnh=q_tnh), None
@@ -152,6 +158,19 @@ def embed_media(x_td: Array, features_rw: Array, rows_t: Array) -> tuple[Array, 
     if taken_tw.shape[1] == d:
         return x_td, None
     return x_td, jnp.where(is_media_t1, taken_tw[:, d:], 0).reshape(t, -1, d).swapaxes(0, 1)
+
+
+def last_positions(batch: AttentionBatch, window: int, num_tokens: int) -> Array:
+    """Return the positions [t, window] of each token and those before it that its window has, ascending.
+
+    They count from the first token of a sequence's block table; -1 stands for none, behind the others.
+    """
+    rows_t = jnp.arange(num_tokens, dtype=jnp.int32)
+    seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
+    after_s = batch.context_lens_s - batch.query_ends_s
+    last_t1 = (rows_t + after_s.at[seqs_t].get(mode="clip"))[:, None]
+    positions_tw = jnp.maximum(last_t1 - window + 1, 0) + jnp.arange(window, dtype=jnp.int32)
+    return jnp.where(positions_tw <= last_t1, positions_tw, -1)
 
 
 def with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:

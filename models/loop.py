@@ -44,24 +44,65 @@ class RelativeHeads(NamedTuple):
     """The queries and keys of distances, by `bucket_rows`; rows of distances that no sequence has are undefined."""
 
 
+class IndexerHeads(NamedTuple):
+    """The input of an indexer; the parts that RoPE rotates are separate."""
+
+    q_tnr: Array
+    q_tnp: Array
+    k_tr: Array
+    k_tp: Array
+    """Keys, which all heads share."""
+    weights_tn: Array
+    """The heads' weights, float32."""
+    scaling_2n: tuple[Array, Array] | None = None
+    """The numbers that scale each head's queries by the logarithm of the position, if the layer has them."""
+
+    def joined(self, rope: Rope | None, log_positions_t: Array | None) -> tuple[Array, Array, Array]:
+        """Return queries [t, n, h], keys [t, h] and weights, with the first parts rotated."""
+        q_tnr, k_t1r = self.q_tnr, self.k_tr[:, None]
+        if rope is not None:
+            q_tnr, k_t1r = rotate(q_tnr, rope), rotate(k_t1r, rope)
+        q_tnh = _scaled_by_log(jnp.concatenate((q_tnr, self.q_tnp), -1), self.scaling_2n, log_positions_t)
+        return q_tnh, jnp.concatenate((k_t1r[:, 0], self.k_tp), -1), self.weights_tn
+
+
 class LatentHeads(NamedTuple):
     """The input of attention over latents; the parts that RoPE rotates are separate."""
 
     q_tnl: Array
     """Absorbed queries, which are multiplied by the latents themselves."""
     q_tnr: Array
-    latents_tl: Array
-    k_tr: Array
-    """The part of keys that is rotated, the same for all heads."""
+    latents_tl: Array | None
+    """None in a layer that borrows latents."""
+    k_tr: Array | None
+    """The part of keys that is rotated, the same for all heads; None with the latents."""
+    indexer: IndexerHeads | None = None
+    """The input of the layer's indexer, if it has one."""
     gate_tnh: Array | None = None
-    """The gates of heads, if the layer has them; the last axis has one entry."""
+    """As in `Heads`."""
+    scaling_2n: tuple[Array, Array] | None = None
+    """As in `IndexerHeads`."""
 
-    def joined(self, rope: Rope | None) -> tuple[Array, Array]:
-        """Return attention's queries [t, n, h] and latents [t, h], with their last parts rotated."""
-        q_tnr, k_t1r = self.q_tnr, self.k_tr[:, None]
-        if rope is not None:
-            q_tnr, k_t1r = rotate(q_tnr, rope), rotate(k_t1r, rope)
-        return jnp.concatenate((self.q_tnl, q_tnr), -1), jnp.concatenate((self.latents_tl, k_t1r[:, 0]), -1)
+    def queries(self, rope: Rope | None, log_positions_t: Array | None) -> Array:
+        """Return attention's queries [t, n, h], with their last parts rotated."""
+        q_tnr = self.q_tnr if rope is None else rotate(self.q_tnr, rope)
+        return _scaled_by_log(jnp.concatenate((self.q_tnl, q_tnr), -1), self.scaling_2n, log_positions_t)
+
+    def latents(self, rope: Rope | None) -> Array:
+        """Return latents [t, h] with their last parts rotated, in a layer that does not borrow them."""
+        assert self.latents_tl is not None
+        assert self.k_tr is not None
+        k_tr = self.k_tr if rope is None else rotate(self.k_tr[:, None], rope)[:, 0]
+        return jnp.concatenate((self.latents_tl, k_tr), -1)
+
+
+def _scaled_by_log(q_tnh: Array, scaling_2n: tuple[Array, Array] | None, log_positions_t: Array | None) -> Array:
+    if scaling_2n is None:
+        return q_tnh
+    assert log_positions_t is not None
+    scale_n, bias_n = (each.astype(jnp.float32) for each in scaling_2n)
+    factors_tn = scale_n * log_positions_t[:, None] + bias_n
+    return (q_tnh * factors_tn[..., None]).astype(q_tnh.dtype)
 
 
 class Beside(NamedTuple):
@@ -71,8 +112,9 @@ class Beside(NamedTuple):
     state: Any
 
 
-type Lent = dict[int, tuple[Array, Array]]
-"""The keys and values that later layers borrow, by cache group: those of the last layer that computed its own."""
+type Lent = dict[int, tuple[Array, ...]]
+"""The keys and values, or latents, that later layers borrow, by cache group: those of the last layer that computed its
+own."""
 
 
 class Cached(NamedTuple):
@@ -81,6 +123,8 @@ class Cached(NamedTuple):
     pools: tuple[Any, ...]
     """The KV pools of the cache groups."""
     lent: Lent
+    chosen_tk: Array | None = None
+    """The positions that indexers chose for each token, ascending, with -1 for none; None in a model without them."""
 
 
 type Stream = tuple[Array, Cached]

@@ -25,12 +25,14 @@ from .inputs import (
     attention_inputs,
     distances_of,
     embed_media,
+    last_positions,
     with_row_ends,
 )
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, pooled_states
-from .loop import Beside, Cached, LayerBody, LayerLoop, Lent, RelativeHeads, pick, run_layers
+from .loop import Beside, Cached, IndexerHeads, LayerBody, LayerLoop, Lent, RelativeHeads, pick, run_layers
 from .params import array_specs
+from .plan import indexer_group_of, state_group_of
 from .rope import query_scale, rope_table
 from .specs import ModelSpecs
 from .towers.tower import Tower
@@ -134,11 +136,14 @@ class Model:
         has_inputs = any(spec.input_size for spec in plan.kinds)
         inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
         where = tokens.positions_t, tokens.rope_lengths_t, None if media is None else media.rope_positions_t3
+        learned = (frame.rope_exponents[...],) if any(rope.learned for rope in cfg.ropes) else ()
         ropes = {
-            (spec.rope, spec.rope_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.rope_dim, *where))
+            (spec.rope, spec.rope_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.rope_dim, *where, *learned))
             for spec in plan.kinds
             if spec.rope is not None
         }
+        takes_logs = any(spec.log_scaling for spec in plan.kinds)
+        log_positions_t = jnp.log((tokens.positions_t + 1).astype(jnp.float32)) if takes_logs else None
         query_scales = {
             each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
         }
@@ -152,9 +157,10 @@ class Model:
                 for group, batch in zip(plan.groups, batches, strict=True)
             ]
         rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
-        step = SharedInputs(num_tokens, rows, ropes, query_scales, inputs_ltp, batches, attention, slices_ktd, far)
+        of_positions = ropes, query_scales, log_positions_t
+        step = SharedInputs(num_tokens, rows, *of_positions, inputs_ltp, batches, attention, slices_ktd, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
-        stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)))
+        stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)), self._nothing_chosen(len(x_td)))
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
         (x_td, cached), taps = run_layers(self.specs.loop, plan, layers, bodies, stream, tapped)
         hidden_td = frame.end(x_td)
@@ -258,7 +264,9 @@ class Model:
     ) -> tuple[Array, Cached]:
         """Attend in the layer at an index of a kind."""
         plan, spec = self.plan, self.plan.kinds[kind]
-        pools, lent = cached
+        if spec.has_indexer:
+            cached = self._choose(kind, step, heads.indexer, cached, index)
+        pools, lent, chosen_tk = cached
         group, places = plan.cache_layers(kind)
         if spec.relative is not None:
             return self._attend_by_distance(spec, heads, step.batches[group]), cached
@@ -270,14 +278,28 @@ class Model:
             attention: Any = step.attention[group]
             held = attention.read(pools[group], slots_t, **where)
             heads = heads._replace(k_tkh=held[0], v_tkh=held[1])
-        keys_values: Any = lent[group] if spec.borrows_kv else None if spec.latent else (heads.k_tkh, heads.v_tkh)
-        arrays, settings = attention_inputs(heads, keys_values, spec, step)
+        arrays, settings = attention_inputs(heads, lent[group] if spec.borrows_kv else None, spec, step)
         settings = {"scale": spec.scale, **where, **settings}
+        if spec.indexer is not None:
+            settings["positions_tk"] = chosen_tk
+        elif spec.latent is not None and spec.window is not None:
+            settings["positions_tk"] = last_positions(step.batches[group], spec.window, len(arrays[0]))
         attended_tnh, pool = step.attention[group](*arrays, pools[group], step.batches[group], **settings)
         if spec.output_gate:
             attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
-        lent = {each: keys_values if each == group else held for each, held in lent.items()}
-        return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
+        if group in lent and not spec.borrows_kv:
+            lent = {**lent, group: arrays[1:] if spec.latent else (heads.k_tkh, heads.v_tkh)}
+        return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent, chosen_tk)
+
+    def _choose(self, kind: int, step: SharedInputs, heads: IndexerHeads, cached: Cached, index: Array | int) -> Cached:
+        """Choose the tokens that the layer at an index of a kind attends to."""
+        plan, spec, pools = self.plan, self.plan.kinds[kind], cached.pools
+        group, places = plan.cache_layers(kind, indexer_group_of)
+        where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
+        rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
+        inputs = heads.joined(rope, step.log_positions_t)
+        chosen_tk, pool = step.attention[group](*inputs, pools[group], step.batches[group], **where)
+        return cached._replace(pools=(*pools[:group], pool, *pools[group + 1 :]), chosen_tk=chosen_tk)
 
     def _attend_by_distance(self, spec: LayerSpec, inputs: RelativeHeads, batch: AttentionBatch) -> Array:
         """Attend in a layer whose scores depend on distances; prompts go whole through it, so that it has no cache."""
@@ -303,12 +325,12 @@ class Model:
         self, kind: int, step: SharedInputs, inputs: Any, cached: Cached, index: Array | int
     ) -> tuple[Array, Cached]:
         """Run tokens through the recurrent state of the layer at an index of a kind."""
-        plan, (pools, lent) = self.plan, cached
-        group, places = plan.cache_layers(kind, of_state=True)
+        plan, pools = self.plan, cached.pools
+        group, places = plan.cache_layers(kind, state_group_of)
         where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
         layer_of = {"spec": plan.kinds[kind], "cfg": self.config, **where}
         out, pool = step.attention[group](inputs, pools[group], step.batches[group], **layer_of)
-        return out, Cached((*pools[:group], pool, *pools[group + 1 :]), lent)
+        return out, cached._replace(pools=(*pools[:group], pool, *pools[group + 1 :]))
 
     @jax.named_scope("logits")
     def logits(self, params: _Params, hidden_sd: Array, num_rows: Array | int) -> Array:
@@ -342,11 +364,16 @@ class Model:
         weights = {name: value for name, value in params.items() if name not in _OTHER_PARTS}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
 
+    def _nothing_chosen(self, num_tokens: int) -> Array | None:
+        """Return no choice of tokens; None in a model without indexers."""
+        sizes = [group.top_k for group in self.plan.groups if group.top_k is not None]
+        return jnp.full((num_tokens, sizes[0]), -1, jnp.int32) if sizes else None
+
     def _nothing_lent(self, num_tokens: int) -> Lent:
         """Return zeros for the keys and values to borrow, which no layer has computed yet."""
         lent: Lent = {}
         for number, group in enumerate(self.plan.groups):
             if group in self.plan.lending_groups:
-                zeros = jnp.zeros((num_tokens, group.num_kv_heads, group.head_dim), self.dtype)
-                lent[number] = zeros, zeros
+                shape = (group.head_dim,) if group.latent_dim else (group.num_kv_heads, group.head_dim)
+                lent[number] = (jnp.zeros((num_tokens, *shape), self.dtype),) * (1 if group.latent_dim else 2)
         return lent

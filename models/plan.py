@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -51,6 +51,13 @@ class CacheGroup(NamedTuple):
     """The recurrent state of layers without keys and values; None for layers that attend."""
     is_cross: bool = False
     """The keys and values are those of an encoder's frames."""
+    top_k: int | None = None
+    """The number of tokens that a token attends to at most, or that an indexer chooses; None if attention reads all."""
+
+    @property
+    def is_indexer(self) -> bool:
+        """Return whether the group has the keys of indexers."""
+        return self.top_k is not None and self.latent_dim is None
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class LayerPlan:
         """
         groups: dict[CacheGroup, tuple[int, ...]] = {} if self._attends else {_WITHOUT_LAYERS: ()}
         for number, layer in enumerate(self.layers):
-            if layer.has_mixer and not layer.borrows_kv:
+            if layer.has_mixer:
                 for group in _groups_of(layer):
                     groups[group] = (*groups.get(group, ()), number)
         return dict(sorted(groups.items(), key=lambda item: (item[0].state is not None, item[0].is_cross)))
@@ -130,13 +137,16 @@ class LayerPlan:
         """
         return len(self.groups[group]) if group.causal else 1
 
-    def cache_layers(self, kind: int, *, of_state: bool = False) -> tuple[int, tuple[int, ...]]:
-        """Return the index of the cache group of a kind's attention or recurrent state, and its layers' indices in it.
+    def cache_layers(
+        self, kind: int, part: Callable[[LayerSpec], CacheGroup] | None = None
+    ) -> tuple[int, tuple[int, ...]]:
+        """Return the index of a kind's cache group, and its layers' indices in it.
 
+        The group is that of attention, or of another `part`: `state_group_of` or `indexer_group_of`.
         A layer that borrows keys and values has the index of the layer that computes them. Layers that are not causal
         share one index, see `depth`.
         """
-        group = state_group_of(self.kinds[kind]) if of_state else group_of(self.kinds[kind])
+        group = (part or group_of)(self.kinds[kind])
         members = self.groups[group]
         if not group.causal:
             return list(self.groups).index(group), (0,) * len(self.layers_of[kind])
@@ -153,9 +163,18 @@ _WITHOUT_LAYERS = CacheGroup(0, 0, 0, None, None, True)
 
 
 def _groups_of(layer: LayerSpec) -> list[CacheGroup]:
-    """Return the cache groups of a layer: that of its attention and that of its recurrent state, if it has these."""
-    of_attention = [group_of(layer)] if layer.attends else []
-    return of_attention if layer.state is None else [*of_attention, state_group_of(layer)]
+    """Return the cache groups that a layer writes to: of its attention, its indexer and its recurrent state."""
+    of_attention = [group_of(layer)] if layer.attends and not layer.borrows_kv else []
+    of_indexer = [indexer_group_of(layer)] if layer.has_indexer else []
+    of_state = [] if layer.state is None else [state_group_of(layer)]
+    return [*of_attention, *of_indexer, *of_state]
+
+
+def indexer_group_of(layer: LayerSpec) -> CacheGroup:
+    """Return the cache group of the keys of a layer's indexer."""
+    assert layer.indexer is not None
+    num_heads, head_dim, top_k = layer.indexer.num_heads, layer.indexer.head_dim, layer.indexer.top_k
+    return CacheGroup(num_heads, 1, head_dim, None, None, True, top_k=top_k)
 
 
 def state_group_of(layer: LayerSpec) -> CacheGroup:
@@ -175,6 +194,7 @@ def group_of(layer: LayerSpec) -> CacheGroup:
         None if layer.latent is None else layer.latent.rank,
         layer.sees_both_sides,
         is_cross=layer.is_cross,
+        top_k=None if layer.indexer is None else layer.indexer.top_k,
     )
 
 

@@ -15,12 +15,18 @@ from .config import QueryScaling, RopeConfig
 
 
 def rope_table(
-    rope: RopeConfig, head_dim: int, positions_t: Array, rope_lengths_t: Array, positions_t3: Array | None = None
+    rope: RopeConfig,
+    head_dim: int,
+    positions_t: Array,
+    rope_lengths_t: Array,
+    positions_t3: Array | None = None,
+    exponents_h: Array | None = None,
 ) -> tuple[Array, Array]:
     """Return cos and sin, each float32 [t, head_dim / 2], for the tokens' positions.
 
     `rope_lengths_t` is each token's sequence length, on which dynamic and longrope scaling depend. `positions_t3` has
-    the three positions of multimodal RoPE; without it, all three are `positions_t`.
+    the three positions of multimodal RoPE; without it, all three are `positions_t`. `exponents_h` are the learned
+    numbers by the exponentials of which frequencies are multiplied, in a table that has them.
     """
     positions_t1, rotary_dim = positions_t.astype(jnp.float32)[:, None], rope.rotary_dim(head_dim)
     if rope.axes and positions_t3 is not None:
@@ -33,6 +39,8 @@ def rope_table(
         angles = positions_t1 * jnp.where(is_long_t1, long, short)
     else:
         angles = positions_t1 * jnp.asarray(frequencies(rope, rotary_dim))[None, :]
+    if rope.learned and exponents_h is not None:
+        angles = angles * jnp.exp(exponents_h.astype(jnp.float32))[None, :]
     cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
     left = ((0, 0), (0, (head_dim - rotary_dim) // 2))
     return jnp.pad(cos, left, constant_values=1), jnp.pad(sin, left)

@@ -210,6 +210,10 @@ def stack(specs: Sequence[ParamSpec]) -> ParamSpec:
     )
 
 
+_KEYS_VALUES, _INDEXER = ("layers.attn.k", "layers.attn.v"), "layers.attn.indexer."
+"""The first parts of the paths of projections that some layers have no use for."""
+
+
 class _Abstract(NamedTuple):
     """A module without arrays, as `nnx.split` returns it."""
 
@@ -301,16 +305,16 @@ class ModelSpecs:
     def ignored_tensors(self) -> tuple[str, ...]:
         """Return glob patterns of checkpoint tensors that this model does not use.
 
-        Layers that borrow keys and values may have projections that nothing uses, and a model that pools has no use
-        for an output head.
+        Layers that borrow keys and values may have projections that nothing uses, as may layers without an indexer, and
+        a model that pools has no use for an output head.
         """
-        borrowers = [number for number, layer in enumerate(self.config.layers) if layer.borrows_kv]
-        unused = [
-            name
+        projections = tuple(
+            name.format(body="*", head="*", l=number)
+            for number, layer in enumerate(self.config.layers)
             for path, (name, *_) in self.family.names.items()
-            if path.startswith(("layers.attn.k", "layers.attn.v"))
-        ]
-        projections = tuple(name.format(body="*", head="*", l=number) for number in borrowers for name in unused)
+            if (layer.borrows_kv and path.startswith(_KEYS_VALUES))
+            or (not layer.has_indexer and path.startswith(_INDEXER))
+        )
         after = range(self.config.num_layers, self.config.num_layers + _MAX_DRAFT_LAYERS)
         ignored = tuple(
             dict.fromkeys(pattern.format(after=number) for pattern in self.family.ignored for number in after)

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from jaxllm.check.report import Bound
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.models.config import LayerSpec, ModelConfig, MoESpec
+from jaxllm.models.config import IndexerSpec, LayerSpec, ModelConfig, MoESpec
 from jaxllm.models.params import ParamSpec
 from jaxllm.models.plan import LayerPlan
 
@@ -174,7 +174,10 @@ def count_work(
         param_bytes=param_bytes(mesh, read),
         token_flops=2 * (weights - head + chosen),
         head_flops=2 * head,
-        layers=tuple(_layer_work(layer, model, mesh.size, kv_itemsize, itemsize) for layer in model.layers),
+        layers=(
+            *(_layer_work(layer, model, mesh.size, kv_itemsize, itemsize) for layer in model.layers),
+            *(_indexer_work(layer.indexer, mesh.size, itemsize) for layer in model.layers if layer.has_indexer),
+        ),
         max_num_batched_tokens=max_num_batched_tokens,
         experts=tuple(
             ExpertWork(moe.num_experts, moe.top_k, param_bytes(mesh, {path: specs[path]}))
@@ -197,7 +200,8 @@ def _layer_work(layer: LayerSpec, model: ModelConfig, num_devices: int, kv_items
     numbers = layer.cached_dim if layer.latent else 2 * layer.num_kv_heads // num_devices * layer.cached_dim
     clips = model.encoder.clips if layer.is_cross and model.encoder else None
     return LayerWork(
-        layer.window,
+        # An indexer leaves as many tokens as a window, though not the last ones.
+        layer.window if layer.indexer is None else layer.indexer.top_k,
         kv_bytes=numbers * kv_itemsize,
         pair_flops=2 * layer.num_heads * (layer.cached_dim + value_dim),
         attention_chunk=layer.attention_chunk,
@@ -205,6 +209,12 @@ def _layer_work(layer: LayerSpec, model: ModelConfig, num_devices: int, kv_items
         num_frames=None if clips is None else clips.num_frames,
         state_bytes=state_bytes,
     )
+
+
+def _indexer_work(indexer: IndexerSpec, num_devices: int, itemsize: int) -> LayerWork:
+    """Count the cost of an indexer, which scores all tokens on every device."""
+    pair_flops = 2 * indexer.num_heads * indexer.head_dim * num_devices
+    return LayerWork(None, kv_bytes=indexer.head_dim * itemsize, pair_flops=pair_flops)
 
 
 def _num_weights(specs: Mapping[str, ParamSpec]) -> int:

@@ -14,6 +14,7 @@ from jaxllm.execution.mesh import pool_spec, state_pool_specs
 from jaxllm.models.layers.recurrent import StateInputs
 from jaxllm.models.params import MESH_AXES
 from jaxllm.models.recurrence import StateOps, StatePools
+from pallas_kernels.indexer import Indexer, IndexerPool
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
 from pallas_kernels.paged_attention import AttentionBatch, KVPool, NoAttention, PagedAttention, PoolAttention, Rope
 from pallas_kernels.recurrent_state import StateBatch
@@ -90,29 +91,52 @@ class _ShardedLatentAttention:
         batch: AttentionBatch,
         *,
         layer: Array | int,
+        positions_tk: Array | None = None,
         **settings: Any,
     ) -> tuple[Array, LatentPool]:
         """Attend as `LatentAttention` does; queries are sharded over heads, and everything else is replicated."""
 
         def attend(q_tnh: Array, *rest: Any) -> Any:
-            *inputs, layer = rest
-            return self.attention(q_tnh, *inputs, layer=layer, **settings)
+            *inputs, layer, positions_tk = rest
+            return self.attention(q_tnh, *inputs, layer=layer, positions_tk=positions_tk, **settings)
 
         # The kernels' outputs do not say along which axes they differ between devices.
         sharded = jax.shard_map(
             attend,
             mesh=self.mesh,
-            in_specs=(_HEADS, *[_EVERYWHERE] * 4),
+            in_specs=(_HEADS, *[_EVERYWHERE] * 5),
             out_specs=(_HEADS, _EVERYWHERE),
             check_vma=False,
         )
-        return sharded(q_tnh, latents_th, kv_pool, batch, layer)
+        return sharded(q_tnh, latents_th, kv_pool, batch, layer, positions_tk)
 
 
-def shard(attention: PoolAttention, mesh: Mesh) -> _ShardedAttention | _ShardedLatentAttention | NoAttention:
+@dataclass(frozen=True)
+class _ReplicatedIndexer:
+    """`Indexer` on each device, which all have its pool and do the same."""
+
+    indexer: Indexer
+    mesh: Mesh
+
+    def __call__(self, *arrays: Any, layer: Array | int, num_layers: int) -> tuple[Array, IndexerPool]:
+        """Choose tokens as `Indexer` does."""
+
+        def choose(*inputs: Any) -> Any:
+            *arrays, layer = inputs
+            return self.indexer(*arrays, layer=layer, num_layers=num_layers)
+
+        specs = {"in_specs": _EVERYWHERE, "out_specs": _EVERYWHERE, "check_vma": False}
+        return jax.shard_map(choose, mesh=self.mesh, **specs)(*arrays, layer)
+
+
+def shard(
+    attention: PoolAttention, mesh: Mesh
+) -> _ShardedAttention | _ShardedLatentAttention | _ReplicatedIndexer | NoAttention:
     """Return an op for all heads of a model; `attention` takes the heads of one device."""
     if isinstance(attention, NoAttention):
         return attention
+    if isinstance(attention, Indexer):
+        return _ReplicatedIndexer(attention, mesh)
     if isinstance(attention, LatentAttention):
         return _ShardedLatentAttention(attention, mesh)
     assert isinstance(attention, PagedAttention)

@@ -28,8 +28,9 @@ from jaxllm.models.towers.tower import Tower
 from jaxllm.models.towers.whisper import ClipEncoder
 from jaxllm.models.weights import Ops
 from jaxllm.resolve.checkpoint_settings import resolve_quantization
-from pallas_kernels import grouped_matmul, latent_attention, lora, paged_attention, segment_attention
+from pallas_kernels import grouped_matmul, indexer, latent_attention, lora, paged_attention, segment_attention
 from pallas_kernels.grouped_matmul import GroupedMatmul
+from pallas_kernels.indexer import IndexerShape
 from pallas_kernels.latent_attention import LatentShape
 from pallas_kernels.linear import Linear, fp8_device_refusal, linear_name, rounding_refusal
 from pallas_kernels.linear import pick as pick_linear
@@ -40,8 +41,15 @@ from pallas_kernels.weights import WeightFormat
 
 logger = logging.getLogger(__name__)
 
-_BY_CORES = (paged_attention, latent_attention, grouped_matmul)
+_BY_CORES = (paged_attention, latent_attention, indexer, grouped_matmul)
 """The ops that are picked by the number of a device's cores too."""
+type _AttentionShape = AttentionShape | LatentShape | IndexerShape
+_MODULES: Mapping[type, tuple[Any, str]] = {
+    AttentionShape: (paged_attention, "attention runs"),
+    LatentShape: (latent_attention, "attention runs"),
+    IndexerShape: (indexer, "the indexer of attention runs"),
+}
+"""The op's module by the type of its shape, and words for what runs there."""
 _SHOWN = 4
 """The number of names in a line of the log."""
 
@@ -192,20 +200,25 @@ def _attention_backend(args: EngineArguments) -> str | None:
     return None if args.attention_config is None else args.attention_config.backend
 
 
-def _shape_of(
-    group: CacheGroup, num_devices: int, block_size: int, dtypes: tuple[Any, Any]
-) -> AttentionShape | LatentShape:
-    """Return the attention of a cache group on one device, which has a share of the heads."""
+def _shape_of(group: CacheGroup, num_devices: int, block_size: int, dtypes: tuple[Any, Any]) -> _AttentionShape:
+    """Return the attention of a cache group on one device, which has a share of the heads.
+
+    It has all heads of an indexer, whose keys are never rounded: rounding could change which tokens are chosen.
+    """
     num_heads, num_kv_heads = group.num_heads // num_devices, group.num_kv_heads // num_devices
+    if group.is_indexer:
+        assert group.top_k is not None
+        return IndexerShape(group.num_heads, group.head_dim, group.top_k, block_size, dtypes[0], dtypes[0])
     if group.latent_dim is not None:
-        return LatentShape(num_heads, group.latent_dim, group.head_dim - group.latent_dim, block_size, *dtypes)
+        sizes = num_heads, group.latent_dim, group.head_dim - group.latent_dim, block_size
+        return LatentShape(*sizes, *dtypes, group.top_k or group.window)
     return AttentionShape(num_heads, num_kv_heads, group.head_dim, block_size, *dtypes)
 
 
-def _choose_attention_op(shape: AttentionShape | LatentShape, picker: Picker, backend: str | None) -> PoolAttention:
-    module = latent_attention if isinstance(shape, LatentShape) else paged_attention
+def _choose_attention_op(shape: _AttentionShape, picker: Picker, backend: str | None) -> PoolAttention:
+    module, what = _MODULES[type(shape)]
     try:
-        attention = picker.pick(module, shape, backend, "attention runs")
+        attention = picker.pick(module, shape, backend, what)
     except ValueError as error:
         message = f"attention_config: {error}. Leave backend out, or use 'xla'."
         raise VLLMValidationError(message, parameter="attention_config", value=backend) from error

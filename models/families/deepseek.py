@@ -15,7 +15,7 @@ from ..config import LatentSpec, ModelConfig, MoESpec, RopeConfig
 from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, require
 from ..names import Fused, TensorName
-from ..reading import read_decoder, read_num_layers, read_rope, read_rope_settings
+from ..reading import read_decoder, read_rope, read_rope_settings, read_sparse_layers
 from .glm4_moe import GLM4_MOE_NAMES, read_experts, read_groups, read_sigmoid_experts
 
 _ATTENTION = "{body}layers.{l}.self_attn."
@@ -82,24 +82,19 @@ def read_latent_decoder(
     architecture: str,
     moe: MoESpec,
     *,
-    dense: tuple[bool, ...] | None = None,
     layers: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> ModelConfig:
     """Read a decoder with attention over latents, and experts `moe` in layers that are not dense.
 
-    By default `dense` is true for the first `first_k_dense_replace` layers. `layers` has further fields in which layers
-    differ.
+    `layers` has further fields in which layers differ.
     """
     require(hf, mlp_bias=False, moe_layer_freq=1, num_key_value_heads=read_int(hf, "num_attention_heads"))
-    if dense is None:
-        first = read_int(hf, "first_k_dense_replace", minimum=0)
-        dense = tuple(layer < first for layer in range(read_num_layers(hf)))
     settings = read_rope_settings(hf)
     # The rotated part has its own size, and all of it is rotated.
     is_interleaved = read_bool(hf, "rope_interleave", True)
     rope = replace(read_rope(hf, settings, rotates_part=True), rotated=1.0, interleaved=is_interleaved)
-    latent, bias = _read_latent(hf), read_bool(hf, "attention_bias")
+    latent, bias = read_latent(hf), read_bool(hf, "attention_bias")
     return read_decoder(
         hf,
         architecture=architecture,
@@ -110,19 +105,20 @@ def read_latent_decoder(
         ropes=(rope,),
         qkv_bias=bias,
         o_bias=bias,
-        layers={"moe": [None if is_dense else moe for is_dense in dense], **(layers or {})},
+        layers={"moe": [moe if is_sparse else None for is_sparse in read_sparse_layers(hf)], **(layers or {})},
         **fields,
     )
 
 
-def _read_latent(hf: Mapping[str, Any]) -> LatentSpec:
-    """Return the sizes of attention over latents."""
+def read_latent(hf: Mapping[str, Any], **fields: Any) -> LatentSpec:
+    """Return the sizes of attention over latents, with further fields."""
     return LatentSpec(
         rank=read_int(hf, "kv_lora_rank"),
         q_rank=None if hf["q_lora_rank"] is None else read_int(hf, "q_lora_rank"),
         nope_dim=read_int(hf, "qk_nope_head_dim"),
         rope_dim=read_int(hf, "qk_rope_head_dim"),
         v_dim=read_int(hf, "v_head_dim"),
+        **fields,
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..config import ModelConfig
 from ..family import Family
-from ..reading import read_num_layers
 from .deepseek import DEEPSEEK_NAMES, V3_DEFAULTS, read_latent_decoder
 from .glm4_moe import read_sigmoid_experts
 
@@ -26,24 +25,12 @@ DEFAULTS: dict[str, Any] = V3_DEFAULTS | {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-_MLP_TYPES = ("dense", "sparse")
 
 
 def _glm4_moe_lite_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read a GLM-4.7-Flash config.json."""
     hf = DEFAULTS | dict(hf)
-    moe = read_sigmoid_experts(hf)
-    return read_latent_decoder(hf, "Glm4MoeLiteForCausalLM", moe, dense=_read_dense_layers(hf))
-
-
-def _read_dense_layers(hf: Mapping[str, Any]) -> tuple[bool, ...] | None:
-    """Return for each layer whether it has an MLP; None if there is no `mlp_layer_types`."""
-    types = hf.get("mlp_layer_types")
-    if types is None:
-        return None
-    if not isinstance(types, list | tuple) or len(types) != read_num_layers(hf) or not set(types) <= set(_MLP_TYPES):
-        raise ValueError(f"mlp_layer_types is {types!r}, expected {' or '.join(_MLP_TYPES)} for each layer")
-    return tuple(each == "dense" for each in types)
+    return read_latent_decoder(hf, "Glm4MoeLiteForCausalLM", read_sigmoid_experts(hf))
 
 
 GLM4_MOE_LITE = Family(

@@ -13,7 +13,7 @@ from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_int, read_ints, read_mapping, require
 from ..names import TensorName
-from ..reading import read_layer_types, read_num_layers, read_sparse_layers
+from ..reading import read_layer_types, read_num_layers
 from ..state_specs import DeltaSpec
 from .deepseek import DEEPSEEK_NAMES, read_latent_decoder, read_sigmoid_experts
 
@@ -101,7 +101,6 @@ def _kimi_config(hf: Mapping[str, Any]) -> ModelConfig:
         hf,
         "KimiLinearForCausalLM",
         read_sigmoid_experts(hf),
-        dense=tuple(not is_sparse for is_sparse in read_sparse_layers(hf)),
         layers={
             "state": [delta if has_state else None for has_state in _read_layers(hf, linear)],
             "rope": [None] * read_num_layers(hf),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -22,6 +23,9 @@ class Frame(nnx.Module):
         self.embed_scale, self.tied = cfg.embed_scale, cfg.tie_word_embeddings
         if not cfg.tie_word_embeddings:
             self.lm_head = Embedding(cfg, dtype, has_bias=cfg.head_bias)
+        for layer in cfg.layers:
+            if layer.rope is not None and cfg.ropes[layer.rope].learned:
+                self.rope_exponents = declare((layer.rope_dim // 2,), ("head_dim",), jnp.float32)
 
     def start(self, tokens: TokenBatch) -> Array:
         """Return the stream [t, d] that goes into the first layer."""

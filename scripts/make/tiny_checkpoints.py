@@ -73,6 +73,7 @@ LATENT: dict[str, Any] = {
     **MOE,
     "n_routed_experts": 16,
 }
+INDEXER: dict[str, Any] = {"index_topk": 12, "index_head_dim": 32, "index_n_heads": 16}
 # Three layers with recurrent state to each that attends; two value heads to a key head.
 DELTA: dict[str, Any] = dict(
     SMALL,
@@ -166,6 +167,25 @@ def yarn(**changes: Any) -> dict[str, Any]:
     """Return RoPE scaling that a prompt outgrows."""
     rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 32}
     return rope | changes
+
+
+def mistral_large4() -> Any:
+    """Return a Mistral Large 4 config, with a tower that nothing reads."""
+    text = {key: size for key, size in (LATENT | INDEXER).items() if key != "q_lora_rank"}
+    text |= {
+        "model_type": "mistral_large4_text",
+        "num_hidden_layers": 5,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "no_rope_layers": [1, 0, 1, 0, 1],
+        "kv_source_layers": [0, 1, 0, 1, 4],
+        "indexer_types": ["full", "full", "shared", "full", "shared"],
+        "rope_parameters": yarn(attention_factor=1.0),
+    }
+    vision = {"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision |= {"num_attention_heads": 1, "head_dim": 16, "patch_size": 4, "image_size": 16}
+    return transformers.MistralLarge4Config(text_config=text, vision_config=vision, image_token_index=5)
 
 
 def mistral3() -> Any:
@@ -674,6 +694,52 @@ CASES = {
             rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
         ),
     ),
+    # Prompts are longer than the tokens that a token attends to; keys of indexers are rotated in part.
+    "deepseek_v32": Case(
+        "DeepseekV32ForCausalLM",
+        lambda: transformers.DeepseekV32Config(
+            **LATENT | INDEXER,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
+        ),
+    ),
+    # Half the layers attend to what the layer before them has chosen.
+    "glm_moe_dsa": Case(
+        "GlmMoeDsaForCausalLM",
+        lambda: transformers.GlmMoeDsaConfig(
+            **LATENT | INDEXER | {"num_hidden_layers": 5},
+            first_k_dense_replace=2,
+            indexer_types=["full", "full", "shared", "full", "shared"],
+            rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        ),
+    ),
+    # Two kinds of attention over latents, of other sizes; windows that prompts outgrow.
+    "dots3_note": Case(
+        "Dots3NoteForCausalLM",
+        lambda: transformers.Dots3NoteTextConfig(
+            **LATENT | INDEXER | {"num_hidden_layers": 4},
+            head_dim=32,
+            layer_types=["indexed_attention", "sliding_attention", "indexed_attention", "sliding_attention"],
+            sliding_window=9,
+            swa_num_attention_heads=4,
+            swa_num_key_value_heads=4,
+            swa_q_lora_rank=24,
+            swa_kv_lora_rank=48,
+            swa_head_dim=48,
+            swa_qk_nope_head_dim=32,
+            swa_v_head_dim=16,
+            n_group=4,
+            topk_group=2,
+            first_k_dense_replace=1,
+            shared_experts_intermediate_size=24,
+            rope_theta=1000.0,
+            swa_rope_theta=100.0,
+        ),
+    ),
+    # Layers with and without RoPE, that borrow latents, or choices of tokens, or both.
+    "mistral_large4": Case("MistralLarge4ForConditionalGeneration", mistral_large4),
     "kimi_k2": Case(
         "DeepseekV3ForCausalLM",
         lambda: transformers.DeepseekV3Config(
@@ -1026,10 +1092,14 @@ def name_as_published(folder: Path) -> None:
 
 def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: bool) -> None:
     """Draw weights large enough that every feature moves the logits."""
-    rng, has_delta = np.random.default_rng(seed), any("A_log" in name for name, _ in model.named_parameters())
+    rng = np.random.default_rng(seed)
+    amplifies = any("A_log" in name or "softmax_scaling" in name for name, _ in model.named_parameters())
     for name, param in model.named_parameters():
         noise = torch.from_numpy(rng.standard_normal(tuple(param.shape), dtype=np.float32))
-        if name.endswith(("bias", "sinks")):
+        if name.endswith("softmax_scaling.scale"):
+            # With the logarithms, scores stay about as large as without them.
+            value = 0.2 + 0.1 * noise
+        elif name.endswith(("bias", "sinks")):
             value = 0.5 * noise
         elif param.ndim == 1:
             # The norm in a gated delta net has no offset.
@@ -1039,7 +1109,7 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: 
             value = (0.3 if scales_embeddings else 0.6) * noise
         else:
             # Norms of the first tokens' small outputs amplify rounding.
-            gain = (3.0 if any(part in name for part in HEADS) else 1.3) * (0.8 if has_delta else 1)
+            gain = (3.0 if any(part in name for part in HEADS) else 1.3) * (0.8 if amplifies else 1)
             # Experts are stacked; what they sum over may be either of the other axes, which are of similar sizes.
             num_inputs = param.shape[1] if param.ndim == 3 and param.shape[1] > 1 else param[0].numel()
             value = gain * noise / num_inputs**0.5
@@ -1048,6 +1118,8 @@ def fill(model: nn.Module, seed: int, *, norm_offset: float, scales_embeddings: 
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))
+        elif name.endswith("rotary_emb.alpha"):
+            buffer.copy_(torch.from_numpy(0.5 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))
         elif name.endswith("layer_scalar"):
             buffer.copy_(torch.from_numpy(1 + 0.3 * rng.standard_normal(tuple(buffer.shape), dtype=np.float32)))
 

@@ -58,6 +58,7 @@ FAMILIES = {
     "gemma4_moe": 2,  # experts beside an MLP, heads of two sizes
     "deepseek_v2_lite": 2,  # latents, which each device has
     "deepseek_v3": 2,  # latents of queries too
+    "glm_moe_dsa": 2,  # indexers, which each device has
     "qwen3_next": 2,  # recurrent states of heads, a gate on attention
     "kimi_linear": 2,  # states with a decay for each number of a key, beside latents
     "bailing_hybrid": 2,  # the same with projections that are not divided in two; gates on latents' heads

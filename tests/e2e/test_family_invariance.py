@@ -53,6 +53,8 @@ SETTINGS = (
     Setting("gemma4_moe", "float32", has_experts=True, has_windows=True),
     # Latents in place of keys and values, experts in groups.
     Setting("deepseek_v3", "float32", has_experts=True),
+    # A choice of tokens, which layers share.
+    Setting("glm_moe_dsa", "float32", has_experts=True),
     # Recurrent states beside attention, which are saved where blocks end; experts and a shared one.
     Setting("qwen3_next", "float32", has_experts=True),
     # States that fade by number, beside latents.

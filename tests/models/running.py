@@ -18,6 +18,7 @@ from jaxllm.models.quantization import quantize
 from jaxllm.models.recurrence import StateOps, pick_state_ops
 from jaxllm.models.towers.tower import Tower
 from jaxllm.models.towers.whisper import ClipEncoder
+from pallas_kernels.indexer import Indexer, IndexerShape
 from pallas_kernels.latent_attention import LatentAttention, LatentShape
 from pallas_kernels.paged_attention import (
     AttentionBatch,
@@ -26,6 +27,7 @@ from pallas_kernels.paged_attention import (
     KVPool,
     NoAttention,
     PagedAttention,
+    PoolAttention,
 )
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from pallas_kernels.recurrent_state import StateBatch
@@ -146,14 +148,17 @@ def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, 
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
-def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PagedAttention | LatentAttention | NoAttention:
-    """Return the attention of a cache group's layers in plain XLA."""
+def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PoolAttention | NoAttention:
+    """Return the attention of a cache group's layers, or their indexer, in plain XLA."""
     dtype = jnp.dtype(dtype)
     if not group.num_heads:
         return NoAttention(BlockShape(BLOCK_SIZE, dtype))
+    if group.is_indexer:
+        assert group.top_k is not None
+        return Indexer(IndexerShape(group.num_heads, group.head_dim, group.top_k, BLOCK_SIZE, dtype, dtype))
     if (latent_dim := group.latent_dim) is not None:
         sizes = group.num_heads, latent_dim, group.head_dim - latent_dim
-        return LatentAttention(LatentShape(*sizes, BLOCK_SIZE, dtype, dtype))
+        return LatentAttention(LatentShape(*sizes, BLOCK_SIZE, dtype, dtype, group.top_k or group.window))
     return PagedAttention(AttentionShape(group.num_heads, group.num_kv_heads, group.head_dim, BLOCK_SIZE, dtype, dtype))
 
 

@@ -19,7 +19,18 @@ pytestmark = pytest.mark.models
 TOLERANCE = 1e-4
 NOTICED = 1e-2
 FEW = ["gemma3", "llama3_tied", "llama_rope_dynamic", "llama4"]
-OF_LATENTS = ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4"]
+OF_LATENTS = [
+    "deepseek_v2",
+    "deepseek_v2_lite",
+    "deepseek_v3",
+    "deepseek_v32",
+    "dots3_note",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_k2",
+    "mistral4",
+    "mistral_large4",
+]
 OF_STATES = [
     "bamba",
     "falcon_h1",
@@ -105,6 +116,7 @@ def test_dynamic_rope_depends_on_the_prompt_length() -> None:
         "gemma3",
         "gemma4_e2b",
         "deepseek_v3",
+        "glm_moe_dsa",
         "qwen3_next",
         "lfm2",
         "granite4",

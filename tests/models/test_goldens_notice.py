@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax.numpy as jnp
 import numpy as np
@@ -75,9 +75,11 @@ def layers_without(**fields: object) -> Change:
     return change
 
 
-def experts_without(**fields: object) -> Change:
+def part_without(part: str, **fields: object) -> Change:
     def change(cfg: ModelConfig) -> ModelConfig:
-        layers = (replace(each, moe=each.moe and replace(each.moe, **fields)) for each in cfg.layers)
+        specs = (getattr(each, part) for each in cfg.layers)
+        changed_specs = (spec and replace(spec, **fields) for spec in specs)
+        layers = (replace(each, **{part: spec}) for each, spec in zip(cfg.layers, changed_specs, strict=True))
         changed = replace(cfg, layers=tuple(layers))
         assert changed != cfg, f"{', '.join(fields)} is off already"
         return changed
@@ -85,14 +87,10 @@ def experts_without(**fields: object) -> Change:
     return change
 
 
-def states_without(**fields: object) -> Change:
-    def change(cfg: ModelConfig) -> ModelConfig:
-        layers = (replace(each, state=each.state and replace(each.state, **fields)) for each in cfg.layers)
-        changed = replace(cfg, layers=tuple(layers))
-        assert changed != cfg, f"{', '.join(fields)} is off already"
-        return changed
-
-    return change
+experts_without = partial(part_without, "moe")
+states_without = partial(part_without, "state")
+indexers_without = partial(part_without, "indexer")
+latents_without = partial(part_without, "latent")
 
 
 def counted_from_0(layer: LayerSpec) -> LayerSpec:
@@ -378,6 +376,16 @@ FEATURES: dict[tuple[str, str], Change] = {
     ("bailing_hybrid", "normalized"): experts_without(normalizes=False),
     ("bailing_hybrid", "scale"): experts_without(routed_scale=1.0),
     ("bailing_hybrid", "shared expert"): experts_without(shared_size=None),
+    ("deepseek_v32", "choice of tokens"): indexers_without(top_k=60),
+    ("deepseek_v32", "neighbours are no pairs in indexers"): indexers_without(interleaved=True),
+    ("glm_moe_dsa", "neighbours are pairs in indexers"): indexers_without(interleaved=False),
+    ("dots3_note", "windows"): without_windows,
+    ("dots3_note", "latents that grow"): latents_without(grows=False),
+    ("dots3_note", "gates"): layers_without(output_gate=False),
+    ("dots3_note", "choice of tokens"): indexers_without(top_k=60),
+    ("dots3_note", "norms of keys"): latents_without(norms_rotated=False),
+    ("glm_moe_dsa", "choice of tokens"): indexers_without(top_k=60),
+    ("glm_moe_dsa", "number of tokens"): indexers_without(top_k=13),
     ("kimi_linear", "latents without RoPE"): layers_without(rope=0),
     ("kimi_linear", "correction"): experts_without(correction_bias=False),
     ("kimi_linear", "scale"): experts_without(routed_scale=1.0),
