@@ -581,14 +581,14 @@ class ModelConfig:
         These are windows, chunks, and indexers that choose as many tokens as there are.
         """
         # Windows distinguish cache groups, and so decide which layer's keys and values a layer borrows.
-        if any(layer.borrows_kv for layer in self.layers):
-            return self
+        keeps_windows = any(layer.borrows_kv for layer in self.layers)
 
         def needed(size: int | None) -> int | None:
             return None if size is None or size >= length else size
 
         def without(layer: LayerSpec) -> LayerSpec:
-            layer = replace(layer, window=needed(layer.window), attention_chunk=needed(layer.attention_chunk))
+            if not keeps_windows:
+                layer = replace(layer, window=needed(layer.window), attention_chunk=needed(layer.attention_chunk))
             if layer.indexer is None or needed(layer.indexer.top_k):
                 return layer
             return replace(layer, indexer=None, borrows_choice=False)

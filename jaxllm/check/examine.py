@@ -43,6 +43,7 @@ from jaxllm.resolve.media_settings import takes_images
 from jaxllm.resolve.resolve_ops import detect_architecture
 from jaxllm.sampling.inputs import Sampling
 from jaxllm.version import __version__
+from pallas_kernels.indexer import Indexer
 
 if TYPE_CHECKING:
     from jaxllm.resolve.engine_args import EngineArgs
@@ -246,6 +247,7 @@ def _memory(sized: Fit, hardware: Hardware) -> MemoryReport:
                 num_blocks=size,
                 block=group.block_bytes,
                 causal=group.causal,
+                is_indexer=isinstance(group.attention, Indexer),
             )
             for group, size in zip(layout.groups, sizes, strict=False)
             if group.num_layers

@@ -35,6 +35,8 @@ class GroupReport:
     """The bytes of a block, over all these layers."""
     causal: bool = True
     """False if keys and values are only read in the step that writes them."""
+    is_indexer: bool = False
+    """The keys are those of indexers, and there are no values."""
     num_frames: int | None = None
     """The frames of a clip whose keys and values these are; None for those of tokens."""
 

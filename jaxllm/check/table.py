@@ -92,6 +92,8 @@ def _blocks(group: GroupReport, block_size: int) -> str:
         reach = f", within chunks of {group.attention_chunk:,}"
     if group.num_frames is not None:
         reach = f", for clips of {group.num_frames:,} frames"
+    if group.is_indexer:
+        reach = " of indexers' keys"
     if not group.causal:
         reach = ", which last for a step"
     return f"{group.num_blocks:,} KV blocks of {block_size} tokens{reach}, {group.block:,} bytes each"

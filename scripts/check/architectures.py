@@ -177,6 +177,8 @@ def _kind(group: CacheGroup) -> str:
         return f"window {group.window}"
     if group.attention_chunk is not None:
         return f"chunks of {group.attention_chunk}"
+    if group.is_indexer:
+        return "indexers' keys"
     return "frames" if group.is_cross else "latents" if group.latent_dim is not None else "attention"
 
 

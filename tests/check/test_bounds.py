@@ -43,6 +43,17 @@ def test_latents_are_read_once_and_by_every_device():
     assert {(layer.kv_bytes, layer.pair_flops) for layer in work.layers} == {(2 * 48, 2 * 2 * (48 + 32))}
 
 
+def test_indexers_score_all_tokens_on_every_device_and_attention_reads_those_they_choose():
+    config = get_family("GlmMoeDsaForCausalLM").read_config(read_hf_config("glm_moe_dsa"))
+    mesh = make_mesh(jax.devices()[:1])
+    figures = {"max_num_batched_tokens": 16, "bytes_per_second": 1.0, "flops_per_second": 1.0}
+    work = count_work(config, ModelSpecs(config, "bfloat16").param_specs(), mesh, kv_itemsize=1, **figures)
+    attention, indexers = work.layers[:5], work.layers[5:]
+    assert {(layer.kv_bytes, layer.num_keys(40), layer.num_keys(7)) for layer in attention} == {(48, 12, 7)}
+    # 16 heads of 32; the keys are not rounded with the latents.
+    assert [(layer.kv_bytes, layer.pair_flops, layer.num_keys(40)) for layer in indexers] == [(64, 2 * 16 * 32, 40)] * 3
+
+
 @pytest.mark.parametrize("window", [None, 1, 4, 9, 30])
 def test_an_encoder_sees_ahead_as_far_as_back(window: int | None):
     layer = LayerWork(window, kv_bytes=2.0, pair_flops=10, causal=False)
