@@ -15,8 +15,10 @@ from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.paged_attention.rope import rotate
 from pallas_kernels.relative_attention import bucket_rows
 
-from .config import LayerSpec, QueryScaling, RelativeSpec
+from .config import LayerSpec, ModelConfig, QueryScaling, RelativeSpec
 from .loop import Heads, LatentHeads
+from .plan import LayerPlan
+from .rope import query_scale, rope_table
 
 
 class TokenBatch(NamedTuple):
@@ -68,16 +70,44 @@ def distances_of(states_rd: Array, spec: RelativeSpec, batch: AttentionBatch, lo
     return Distances(states_rd[order_r], num_rows, np.argsort(order_r))
 
 
+class PositionTables(NamedTuple):
+    """What layers take of the tokens' positions."""
+
+    ropes: Mapping[tuple[int, int], Rope]
+    """By RoPE table and the size of the rotated part."""
+    query_scales: Mapping[QueryScaling | None, Array | None]
+    logs_t: Array | None
+    """The logarithms of positions, counted from 1; None if no layer takes them."""
+
+    def rope_of(self, spec: LayerSpec) -> Rope | None:
+        """Return the rotation of a layer's queries and keys, None if it rotates none."""
+        return None if spec.rope is None else self.ropes[spec.rope, spec.rope_dim]
+
+
+def position_tables(
+    config: ModelConfig,
+    kinds: Sequence[LayerSpec],
+    tokens: TokenBatch,
+    media: MediaTokens | None,
+    exponents_h: Array | None,
+) -> PositionTables:
+    """Return what layers of these kinds take of positions; `exponents_h` are those of a learned RoPE table."""
+    where = tokens.positions_t, tokens.rope_lengths_t, None if media is None else media.rope_positions_t3, exponents_h
+    tables = {(spec.rope, spec.rope_dim) for spec in kinds if spec.rope is not None}
+    takes_logs = any(spec.log_scaling for spec in kinds)
+    return PositionTables(
+        {table: Rope(*rope_table(config.ropes[table[0]], table[1], *where)) for table in sorted(tables)},
+        {each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in kinds}},
+        jnp.log((tokens.positions_t + 1).astype(jnp.float32)) if takes_logs else None,
+    )
+
+
 class SharedInputs(NamedTuple):
     """The inputs that all layers of a step share."""
 
     num_tokens: Array
     adapter_rows: Rows
-    ropes: Mapping[tuple[int, int], Rope]
-    """By RoPE table and the size of the rotated part."""
-    query_scales: Mapping[QueryScaling | None, Array | None]
-    log_positions_t: Array | None
-    """The logarithms of positions, counted from 1; None if no layer takes them."""
+    positions: PositionTables
     inputs_ltp: Array | None
     """Each layer's own input, if layers have one."""
     batches: Sequence[Any]
@@ -96,11 +126,10 @@ def attention_inputs(
 
     The arrays are queries, and keys and values or latents, which may be `borrowed`.
     """
-    rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
-    scale_t11 = step.query_scales[spec.query_scaling]
+    rope, scale_t11 = step.positions.rope_of(spec), step.positions.query_scales[spec.query_scaling]
     if isinstance(heads, LatentHeads):
         latents = (heads.latents(rope),) if borrowed is None else borrowed
-        return (_scaled(heads.queries(rope, step.log_positions_t), scale_t11), *latents), {}
+        return (_scaled(heads.queries(rope, step.positions.logs_t), scale_t11), *latents), {}
     keys_values: tuple[Any, ...] = (heads.k_tkh, heads.v_tkh) if borrowed is None else borrowed
     if heads.scales_2h is not None:
         q_tnh, keys_values = _normed_later(heads, rope, spec)
@@ -173,7 +202,20 @@ def last_positions(batch: AttentionBatch, window: int, num_tokens: int) -> Array
     return jnp.where(positions_tw <= last_t1, positions_tw, -1)
 
 
-def with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
+def with_ends(plan: LayerPlan, batches: Sequence[Any], positions_t: Array, media: MediaTokens | None) -> list[Any]:
+    """Return the batches of the plan's groups with the ends of rows that see more than the tokens before them."""
+    ended = []
+    for group, batch in zip(plan.groups, batches, strict=True):
+        if not group.causal or group.is_cross:
+            ended.append(_with_row_ends(batch, group.window, positions_t))
+        elif media is not None and group.sees_both_sides:
+            ended.append(batch._replace(row_ends_t=media.media_ends_t))
+        else:
+            ended.append(batch)
+    return ended
+
+
+def _with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
     """Return the batch with each row's end: its sequence's, or at most as far ahead as a window reaches back."""
     rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
     seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")

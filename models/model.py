@@ -13,7 +13,7 @@ from jax import Array
 
 from pallas_kernels.linear import Linear
 from pallas_kernels.lora import sort_rows
-from pallas_kernels.paged_attention import AttentionBatch, Rope
+from pallas_kernels.paged_attention import AttentionBatch
 
 from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
 from .config import FeatureSpec, LayerSpec
@@ -26,14 +26,14 @@ from .inputs import (
     distances_of,
     embed_media,
     last_positions,
-    with_row_ends,
+    position_tables,
+    with_ends,
 )
 from .layers.embedding import soft_cap
 from .layers.head import PoolingHead, pooled_states
 from .loop import Beside, Cached, IndexerHeads, LayerBody, LayerLoop, Lent, RelativeHeads, pick, run_layers
 from .params import array_specs
 from .plan import indexer_group_of, state_group_of
-from .rope import query_scale, rope_table
 from .specs import ModelSpecs
 from .towers.tower import Tower
 from .towers.whisper import ClipEncoder
@@ -135,30 +135,11 @@ class Model:
             tokens = tokens._replace(token_ids_t=ids_t)
         has_inputs = any(spec.input_size for spec in plan.kinds)
         inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
-        where = tokens.positions_t, tokens.rope_lengths_t, None if media is None else media.rope_positions_t3
-        learned = (frame.rope_exponents[...],) if any(rope.learned for rope in cfg.ropes) else ()
-        ropes = {
-            (spec.rope, spec.rope_dim): Rope(*rope_table(cfg.ropes[spec.rope], spec.rope_dim, *where, *learned))
-            for spec in plan.kinds
-            if spec.rope is not None
-        }
-        takes_logs = any(spec.log_scaling for spec in plan.kinds)
-        log_positions_t = jnp.log((tokens.positions_t + 1).astype(jnp.float32)) if takes_logs else None
-        query_scales = {
-            each: query_scale(each, tokens.positions_t) for each in {spec.query_scaling for spec in plan.kinds}
-        }
-        batches = [
-            batch if group.causal and not group.is_cross else with_row_ends(batch, group.window, tokens.positions_t)
-            for group, batch in zip(plan.groups, batches, strict=True)
-        ]
-        if media is not None:
-            batches = [
-                batch._replace(row_ends_t=media.media_ends_t) if group.sees_both_sides else batch
-                for group, batch in zip(plan.groups, batches, strict=True)
-            ]
+        exponents_h = frame.rope_exponents[...] if any(rope.learned for rope in cfg.ropes) else None
+        tables = position_tables(cfg, plan.kinds, tokens, media, exponents_h)
+        batches = with_ends(plan, batches, tokens.positions_t, media)
         rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
-        of_positions = ropes, query_scales, log_positions_t
-        step = SharedInputs(num_tokens, rows, *of_positions, inputs_ltp, batches, attention, slices_ktd, far)
+        step = SharedInputs(num_tokens, rows, tables, inputs_ltp, batches, attention, slices_ktd, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)), self._nothing_chosen(len(x_td)))
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
@@ -296,8 +277,7 @@ class Model:
         plan, spec, pools = self.plan, self.plan.kinds[kind], cached.pools
         group, places = plan.cache_layers(kind, indexer_group_of)
         where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
-        rope = None if spec.rope is None else step.ropes[spec.rope, spec.rope_dim]
-        inputs = heads.joined(rope, step.log_positions_t)
+        inputs = heads.joined(step.positions.rope_of(spec), step.positions.logs_t)
         chosen_tk, pool = step.attention[group](*inputs, pools[group], step.batches[group], **where)
         return cached._replace(pools=(*pools[:group], pool, *pools[group + 1 :]), chosen_tk=chosen_tk)
 

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def _consequence(op: str, settings: EngineArgs) -> str:
     """Return what engines do about an op that is wrong: a backend that the user names runs all the same."""
     group = settings.attention_config
-    if op in ("paged_attention", "latent_attention") and group is not None and group.backend is not None:
+    if op in ("paged_attention", "latent_attention", "indexer") and group is not None and group.backend is not None:
         return f"runs all the same, because attention_config has backend={group.backend!r}"
     if op.startswith("linear") and settings.linear_backend != "auto":
         return f"runs all the same, because of linear_backend={settings.linear_backend!r}"

@@ -13,9 +13,11 @@ from jaxllm.models.specs import ModelSpecs
 from jaxllm.models.weights import Ops
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.model import make_model
+from pallas_kernels.indexer import Indexer
 from pallas_kernels.latent_attention import LatentAttention
 from pallas_kernels.paged_attention import PagedAttention
 from pallas_kernels.trials.attention import paged_trials
+from pallas_kernels.trials.indexer import indexer_trials
 from pallas_kernels.trials.latents import latent_trials
 from pallas_kernels.trials.matmuls import grouped_trials, linear_trials
 from pallas_kernels.trials.segments import segment_trials
@@ -55,6 +57,8 @@ def _attention_trials(config: EngineConfig) -> Iterator[Trial]:
             continue
         if isinstance(op, LatentAttention):
             yield from latent_trials(op)
+        elif isinstance(op, Indexer):
+            yield from indexer_trials(op)
         elif isinstance(op, PagedAttention):
             yield from paged_trials(op, window=group.window, soft_cap=soft_cap, has_sinks=has_sinks)
 

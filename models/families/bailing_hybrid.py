@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_int
 from ..names import TensorName
-from ..reading import read_layer_types, read_num_layers, read_sparse_layers
+from ..reading import read_layer_types, read_num_layers
 from ..state_specs import DeltaSpec
 from .deepseek import DEEPSEEK_NAMES, read_latent_decoder, read_sigmoid_experts
 from .kimi_linear import KIMI_NAMES, RENAMED
@@ -88,7 +88,6 @@ def _bailing_config(hf: Mapping[str, Any]) -> ModelConfig:
         hf,
         "BailingHybridForCausalLM",
         read_sigmoid_experts(hf),
-        dense=tuple(not is_sparse for is_sparse in read_sparse_layers(hf)),
         layers={"state": [delta if kind == "linear_attention" else None for kind in _read_layers(hf)]},
         output_gate=True,
         gate_by_head=True,
