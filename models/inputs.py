@@ -15,8 +15,9 @@ from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.paged_attention.rope import rotate
 from pallas_kernels.relative_attention import bucket_rows
 
-from .config import LayerSpec, ModelConfig, QueryScaling, RelativeSpec
+from .config import LayerSpec, ModelConfig, QueryScaling
 from .loop import Heads, LatentHeads
+from .mixer_specs import RelativeSpec
 from .plan import LayerPlan
 from .rope import query_scale, rope_table
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from .config import LayerSpec
-from .state_specs import StateSpec
+from .mixer_specs import StateSpec
 
 
 class Run(NamedTuple):

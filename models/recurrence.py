@@ -18,7 +18,7 @@ from pallas_kernels.recurrent_state.gated_delta import GatedDelta, GatedDeltaSha
 from pallas_kernels.recurrent_state.selective_scan import SelectiveScan, SelectiveScanShape
 from pallas_kernels.recurrent_state.state_space import StateSpace, StateSpaceShape
 
-from .state_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec, StateSpec
+from .mixer_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec, StateSpec
 
 
 class StatePools(NamedTuple):

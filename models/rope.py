@@ -25,8 +25,8 @@ def rope_table(
     """Return cos and sin, each float32 [t, head_dim / 2], for the tokens' positions.
 
     `rope_lengths_t` is each token's sequence length, on which dynamic and longrope scaling depend. `positions_t3` has
-    the three positions of multimodal RoPE; without it, all three are `positions_t`. `exponents_h` are the learned
-    numbers by the exponentials of which frequencies are multiplied, in a table that has them.
+    the three positions of multimodal RoPE; without it, all three are `positions_t`. `exponents_h` are learned
+    numbers: their exponentials multiply the frequencies, in a table that has them.
     """
     positions_t1, rotary_dim = positions_t.astype(jnp.float32)[:, None], rope.rotary_dim(head_dim)
     if rope.axes and positions_t3 is not None:

@@ -11,7 +11,8 @@ from jax.sharding import Mesh
 
 from jaxllm.check.report import Bound
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.models.config import IndexerSpec, LayerSpec, ModelConfig, MoESpec
+from jaxllm.models.config import LayerSpec, ModelConfig, MoESpec
+from jaxllm.models.mixer_specs import IndexerSpec
 from jaxllm.models.params import ParamSpec
 from jaxllm.models.plan import LayerPlan
 

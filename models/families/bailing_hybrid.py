@@ -13,9 +13,9 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_int
+from ..mixer_specs import DeltaSpec
 from ..names import TensorName
 from ..reading import read_layer_types, read_num_layers
-from ..state_specs import DeltaSpec
 from .deepseek import DEEPSEEK_NAMES, read_latent_decoder, read_sigmoid_experts
 from .kimi_linear import KIMI_NAMES, RENAMED
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..config import HEAD_ACTS, ModelConfig, RelativeSpec
+from ..config import HEAD_ACTS, ModelConfig
 from ..fields import read_choice, read_int, require
+from ..mixer_specs import RelativeSpec
 from ..names import Prefixes, TensorName
 from .bert import BERT, EMBEDDING, read_bert, token_classifier, with_classifier
 

@@ -11,9 +11,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..config import LatentSpec, ModelConfig, MoESpec, RopeConfig
+from ..config import ModelConfig, MoESpec, RopeConfig
 from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, require
+from ..mixer_specs import LatentSpec
 from ..names import Fused, TensorName
 from ..reading import read_decoder, read_rope, read_rope_settings, read_sparse_layers
 from .glm4_moe import GLM4_MOE_NAMES, read_experts, read_groups, read_sigmoid_experts

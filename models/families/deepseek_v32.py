@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from ..config import IndexerSpec, ModelConfig
+from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_int
+from ..mixer_specs import IndexerSpec
 from ..names import TensorName
 from ..reading import read_num_layers
 from .deepseek import DEEPSEEK_NAMES, V3_DEFAULTS, read_latent_decoder

@@ -7,9 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..config import LatentSpec, ModelConfig, RopeConfig
+from ..config import ModelConfig, RopeConfig
 from ..family import Family
 from ..fields import read_bool, read_choice, read_float, read_int, read_mapping, require
+from ..mixer_specs import LatentSpec
 from ..names import TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers, read_rope, read_sparse_layers, read_text_config
 from .deepseek import V3_DEFAULTS, read_latent

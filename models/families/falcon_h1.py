@@ -9,8 +9,8 @@ from typing import Any
 from ..config import Factors, ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_float, read_floats, read_int, read_optional_int, require
+from ..mixer_specs import ScanSpec
 from ..reading import read_decoder, read_num_layers
-from ..state_specs import ScanSpec
 from .llama import LLAMA_NAMES
 from .mamba import in_feed_forward, read_scan, scan_names
 

@@ -37,20 +37,19 @@ def read_borrowed(hf: Mapping[str, Any]) -> tuple[bool, ...]:
     `indexer_types` names each layer's kind, and `index_topk_pattern` the first letter of each; without them every
     `index_topk_freq`-th layer chooses, from layer `index_skip_topk_offset` - 1 on, and all layers before that one.
     """
-    num_layers, pattern = read_num_layers(hf), hf.get("index_topk_pattern")
-    kinds: Any = hf.get("indexer_types")
-    if kinds is None and isinstance(pattern, str):
-        kinds = [_LETTERS.get(letter, letter) for letter in pattern]
-    if kinds is None and pattern is not None:
-        kinds = pattern
+    num_layers, kinds = read_num_layers(hf), hf.get("indexer_types")
+    if kinds is None:
+        pattern = hf.get("index_topk_pattern")
+        kinds = [_LETTERS.get(letter, letter) for letter in pattern] if isinstance(pattern, str) else pattern
     if kinds is None:
         every = max(1, read_int(hf, "index_topk_freq", 1, minimum=0))
         offset = read_int(hf, "index_skip_topk_offset", 2, minimum=0)
         return tuple(max(layer - offset + 1, 0) % every != 0 for layer in range(num_layers))
-    kinds = list(kinds)[:num_layers]
-    if len(kinds) != num_layers or not set(kinds) <= set(_LETTERS.values()):
-        raise ValueError(f"indexer_types is {kinds}, expected full or shared for each of {num_layers} layers")
-    return tuple(kind == "shared" for kind in kinds)
+    if not isinstance(kinds, list | tuple) or any(kind not in _LETTERS.values() for kind in kinds):
+        raise ValueError(f"indexer_types is {kinds!r}, expected full or shared for each layer")
+    if len(kinds) < num_layers:
+        raise ValueError(f"indexer_types is {kinds!r}, expected one for each of {num_layers} layers")
+    return tuple(kind == "shared" for kind in kinds[:num_layers])
 
 
 FAMILIES = {"GlmMoeDsaForCausalLM": replace(DEEPSEEK_V32, config_from_hf=_glm_moe_dsa_config)}

@@ -10,9 +10,9 @@ from typing import Any
 from ..config import ModelConfig, MoESpec
 from ..family import Family
 from ..fields import read_bool, read_float, read_int, require
+from ..mixer_specs import SelectiveSpec
 from ..names import TensorName
 from ..reading import read_decoder, read_num_layers
-from ..state_specs import SelectiveSpec
 from .llama import LLAMA_NAMES
 from .mamba import in_feed_forward, selective_names
 

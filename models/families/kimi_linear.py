@@ -12,9 +12,9 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_int, read_ints, read_mapping, require
+from ..mixer_specs import DeltaSpec
 from ..names import TensorName
 from ..reading import read_layer_types, read_num_layers
-from ..state_specs import DeltaSpec
 from .deepseek import DEEPSEEK_NAMES, read_latent_decoder, read_sigmoid_experts
 
 _ATTENTION, _EXPERTS = "{body}layers.{l}.self_attn.", "{body}layers.{l}.block_sparse_moe."

@@ -9,9 +9,9 @@ from typing import Any
 from ..config import ModelConfig, MoESpec
 from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_ints
+from ..mixer_specs import ConvSpec
 from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers
-from ..state_specs import ConvSpec
 from .llama import LLAMA_NAMES
 
 _CONV = "{body}layers.{l}.conv."

@@ -11,9 +11,9 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_bool, read_float, read_int, require
+from ..mixer_specs import ScanSpec, SelectiveSpec, StateSpec
 from ..names import NO_PREFIXES, Fused, Prefixes, TensorName
 from ..reading import read_decoder, read_num_layers
-from ..state_specs import ScanSpec, SelectiveSpec, StateSpec
 
 PARTS = ("gate", "x", "b", "c", "dt")
 _CONVOLVED = ("x", "b", "c")

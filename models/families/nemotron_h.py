@@ -9,9 +9,9 @@ from typing import Any
 from ..config import ModelConfig, MoESpec
 from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_optional_int, require
+from ..mixer_specs import ScanSpec
 from ..names import DECODER_PREFIXES, Prefixes, TensorName
 from ..reading import MAX_LAYERS, read_decoder, read_layer_types
-from ..state_specs import ScanSpec
 from .glm4_moe import read_groups, read_normalizer
 from .llama import LLAMA_NAMES
 from .mamba import read_time_limits, renamed_layer_types, scan_names

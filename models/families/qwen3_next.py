@@ -12,9 +12,9 @@ from typing import Any
 from ..config import ModelConfig
 from ..family import Family
 from ..fields import read_int, require
+from ..mixer_specs import DeltaSpec
 from ..names import Fused, TensorName
 from ..reading import read_decoder, read_layer_types, read_num_layers
-from ..state_specs import DeltaSpec
 from .qwen_moe import QWEN2_MOE_NAMES, read_qwen_moe
 
 DELTA = "{body}layers.{l}.linear_attn."

@@ -12,8 +12,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
+from ..mixer_specs import DeltaSpec
 from ..recurrence import Recur
-from ..state_specs import DeltaSpec
 from .linear import ACTIVATIONS, linear
 from .norm import unit_norm
 from .params import Part, declare, declare_merged

@@ -13,8 +13,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
+from ..mixer_specs import ScanSpec
 from ..recurrence import Recur
-from ..state_specs import ScanSpec
 from .linear import linear
 from .norm import unit_norm
 from .params import Part, declare, declare_merged

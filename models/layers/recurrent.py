@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
-from ..state_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec
+from ..mixer_specs import ConvSpec, DeltaSpec, ScanSpec, SelectiveSpec
 from .gated_delta import DeltaInputs, GatedDeltaNet, KimiDelta, KimiDeltaInputs
 from .mamba import Mamba2, ScanInputs
 from .selective import Mamba, SelectiveInputs

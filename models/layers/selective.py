@@ -12,9 +12,9 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
+from ..mixer_specs import SelectiveSpec
 from ..params import MESH_AXES
 from ..recurrence import Recur
-from ..state_specs import SelectiveSpec
 from .linear import linear
 from .norm import unit_norm
 from .params import Part, declare, declare_merged

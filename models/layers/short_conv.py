@@ -10,8 +10,8 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from ..config import LayerSpec, ModelConfig
+from ..mixer_specs import ConvSpec
 from ..recurrence import Recur
-from ..state_specs import ConvSpec
 from .linear import linear
 from .params import Part, declare, declare_merged
 

@@ -17,8 +17,8 @@ from jaxllm.execution.kv_pool import (
     count_blocks,
     most_tokens,
 )
+from jaxllm.models.mixer_specs import SelectiveSpec
 from jaxllm.models.recurrence import pick_state_ops
-from jaxllm.models.state_specs import SelectiveSpec
 from pallas_kernels.paged_attention import BlockShape, NoAttention
 from tests.execution.support import make_compiler, make_group
 

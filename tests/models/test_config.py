@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxllm.models import ModelConfig, ModelSpecs, QueryScaling, RopeConfig, get_family
-from jaxllm.models.config import LatentSpec, MoESpec
+from jaxllm.models.config import MoESpec
+from jaxllm.models.mixer_specs import LatentSpec, ScanSpec
 from jaxllm.models.plan import LayerPlan
-from jaxllm.models.state_specs import ScanSpec
 from tests.models.tiny import CASES, read_hf_config, read_tensors
 
 SIZES = {

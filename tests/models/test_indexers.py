@@ -51,7 +51,7 @@ def test_layers_that_borrow_are_listed_or_counted(changes: dict[str, Any], borro
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
-        ("glm_moe_dsa", {"indexer_types": ["full"] * 4}, "indexer_types is .* for each of 5 layers"),
+        ("glm_moe_dsa", {"indexer_types": ["full"] * 4}, "expected one for each of 5 layers"),
         ("glm_moe_dsa", {"indexer_types": ["full"] * 4 + ["none"]}, "expected full or shared"),
         ("glm_moe_dsa", {"indexer_types": ["shared"] * 5}, "the first indexer is shared"),
         ("glm_moe_dsa", {"index_topk": 0}, "index_topk is 0"),

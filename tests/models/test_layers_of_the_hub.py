@@ -9,7 +9,7 @@ from check.architectures import read_cases
 from lib.shapes import MODELS
 
 from jaxllm.models import ModelConfig, get_family
-from jaxllm.models.state_specs import DeltaSpec
+from jaxllm.models.mixer_specs import DeltaSpec
 
 pytestmark = pytest.mark.models
 

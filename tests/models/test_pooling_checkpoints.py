@@ -16,7 +16,8 @@ from jaxllm.loading.load import check_names, load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family, pooling
 from jaxllm.models.adapters import AdapterShape
-from jaxllm.models.config import HeadLayer, Pooling, RelativeSpec
+from jaxllm.models.config import HeadLayer, Pooling
+from jaxllm.models.mixer_specs import RelativeSpec
 from jaxllm.models.rope import frequencies
 from tests.models.dense import dense_attention
 from tests.models.running import build_model, load

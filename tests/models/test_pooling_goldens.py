@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family
-from jaxllm.models.config import RelativeSpec
+from jaxllm.models.mixer_specs import RelativeSpec
 from tests.models.pooled import Outputs, PooledGolden, read_pooled_goldens, run_pooled
 from tests.models.running import build_model, load
 from tests.models.tiny import CASES, POOLING_CASES, read_goldens, read_hf_config, read_tensors

@@ -1,9 +1,68 @@
-"""The frozen values that describe layers with recurrent state: a sequence has a state of fixed size."""
+"""The frozen values that describe mixers besides plain attention: over latents, by distances, and recurrent states.
+
+A sequence has a recurrent state of fixed size.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeSpec:
+    """Scores that depend on the distance of two tokens too, by keys and queries of distances."""
+
+    num_buckets: int
+    """The rows of distances on each side."""
+    max_distance: int | None
+    """The distance at which the last row is reached, if far ones share rows; None if each has a row, up to the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentSpec:
+    """The sizes of multi-head latent attention: a token's keys and values of all heads are computed from one latent."""
+
+    rank: int
+    """The size of a latent."""
+    q_rank: int | None
+    """The size of the latent that queries are computed from; None if they are computed from the hidden state."""
+    nope_dim: int
+    """The size of the part of a head's queries and keys that RoPE does not rotate."""
+    rope_dim: int
+    """The size of the part after it that RoPE rotates; this part of a key is the same for all heads."""
+    v_dim: int
+    """The size of a head's values."""
+    norm_eps: float = 1e-6
+    """The epsilon of the norms of both kinds of latents."""
+    grows: bool = False
+    """Normed latents of both kinds are multiplied by the root of the stream's width over theirs."""
+    norms_rotated: bool = False
+    """The rotated part of keys is normed before its rotation."""
+
+    @property
+    def key_dim(self) -> int:
+        """Return the size of a token's entry in the cache, and of an absorbed query."""
+        return self.rank + self.rope_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerSpec:
+    """The indexer of sparse attention over latents: it scores tokens, and attention reads those of highest score alone.
+
+    A token's score for another one is the sum over heads of a weight times the ReLU of query times key; all heads have
+    one key.
+    """
+
+    num_heads: int
+    head_dim: int
+    """The size of a query and of a key; RoPE rotates the first part, of the size that it rotates in attention."""
+    top_k: int
+    """The number of tokens that a token attends to at most."""
+    interleaved: bool = False
+    """The checkpoint rotates dimensions 2i and 2i + 1 together, see `RopeConfig`."""
+    norms_inputs: bool = False
+    """Queries are projected from the layer's input with a further LayerNorm, not from the latents of queries."""
 
 
 @dataclass(frozen=True, kw_only=True)
