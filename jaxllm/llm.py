@@ -198,15 +198,22 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         lora_request: Adapters = None,
         pooling_task: str | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
+        prompt_name: str | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool one prompt or many for a task: embed, classify, token_embed or token_classify.
 
-        An output's data is a float32 array [o] or, of the token tasks, [tokens, o]. Raises RuntimeError, once all have
-        ended, if some ended without an output.
+        An output's data is a float32 array [o] or, of the token tasks, [tokens, o]. In a ColBERT model texts with
+        `prompt_name` "query" or "document" are read as such, and the vectors are those that count in scores. Raises
+        RuntimeError, once all have ended, if some ended without an output.
         """
         check_use_tqdm(use_tqdm)
-        request_ids = self._runner.add_pooled(prompts, pooling_params, pooling_task, tokenization_kwargs, lora_request)
-        return self._runner.run_pooled(request_ids, use_tqdm)
+        from jaxllm.engine.front.text_forms import counted, find_form  # imports numpy
+
+        form = find_form(self.llm_engine.front.ready.pooling, pooling_task, prompt_name)
+        request_ids = self._runner.add_pooled(
+            prompts, pooling_params, pooling_task, tokenization_kwargs, lora_request, form=form
+        )
+        return [counted(output, form) for output in self._runner.run_pooled(request_ids, use_tqdm)]
 
     @in_turn
     def embed(

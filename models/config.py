@@ -182,6 +182,9 @@ class HeadLayer:
     act: str | None = None
     norm: str | None = None
     """HF's name of the LayerNorm; None if there is none."""
+    residual: str | None = None
+    """The name of the module whose weight projects the input, which is added after the activation; "" if the input is
+    added unchanged, None if nothing is added."""
     rows: tuple[int, ...] | None = None
     """The one or two rows of the output head or embedding that are the weight; None if the layer has its own weight."""
 
@@ -202,6 +205,8 @@ class Pooling:
     head: tuple[HeadLayer, ...] = ()
     is_difference: bool = False
     """The output is one number: the head's second output minus its first."""
+    filler_id: int | None = None
+    """The token that fills up queries at their end (ColBERT), which no token attends to; None if there is none."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a kind that does not exist."""

@@ -195,30 +195,52 @@ def last_positions(batch: AttentionBatch, window: int, num_tokens: int) -> Array
 
     They count from the first token of a sequence's block table; -1 stands for none, behind the others.
     """
-    rows_t = jnp.arange(num_tokens, dtype=jnp.int32)
-    seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
+    rows_t, seqs_t = jnp.arange(num_tokens, dtype=jnp.int32), _sequences_of(batch, num_tokens)
     after_s = batch.context_lens_s - batch.query_ends_s
     last_t1 = (rows_t + after_s.at[seqs_t].get(mode="clip"))[:, None]
     positions_tw = jnp.maximum(last_t1 - window + 1, 0) + jnp.arange(window, dtype=jnp.int32)
     return jnp.where(positions_tw <= last_t1, positions_tw, -1)
 
 
-def with_ends(plan: LayerPlan, batches: Sequence[Any], positions_t: Array, media: MediaTokens | None) -> list[Any]:
-    """Return the batches of the plan's groups with the ends of rows that see more than the tokens before them."""
+def with_ends(
+    plan: LayerPlan, batches: Sequence[Any], tokens: TokenBatch, media: MediaTokens | None, filler_id: int | None
+) -> list[Any]:
+    """Return the batches of the plan's groups, with the ends of rows that are not their own positions.
+
+    No token attends to those of `filler_id`, if there are any.
+    """
+    fillers_t = None if filler_id is None else tokens.token_ids_t == filler_id
     ended = []
     for group, batch in zip(plan.groups, batches, strict=True):
-        if not group.causal or group.is_cross:
-            ended.append(_with_row_ends(batch, group.window, positions_t))
-        elif media is not None and group.sees_both_sides:
+        is_causal = group.causal and not group.is_cross
+        if media is not None and group.sees_both_sides:
             ended.append(batch._replace(row_ends_t=media.media_ends_t))
-        else:
+        elif group.state is not None or (is_causal and filler_id is None):
             ended.append(batch)
+        else:
+            ended.append(_with_row_ends(batch, 1 if is_causal else group.window, tokens.positions_t, fillers_t))
     return ended
 
 
-def _with_row_ends(batch: AttentionBatch, window: int | None, positions_t: Array) -> AttentionBatch:
-    """Return the batch with each row's end: its sequence's, or at most as far ahead as a window reaches back."""
-    rows_t = jnp.arange(positions_t.shape[0], dtype=jnp.int32)
-    seqs_t = jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")
-    ends_t = batch.context_lens_s.at[seqs_t].get(mode="clip")
+def _with_row_ends(
+    batch: AttentionBatch, window: int | None, positions_t: Array, fillers_t: Array | None = None
+) -> AttentionBatch:
+    """Return the batch with each row's end: its sequence's, or at most as far ahead as a window reaches back.
+
+    If `fillers_t` says which tokens are fillers, a sequence ends before those that come last in it, unless it has no
+    other tokens. Sequences must be whole.
+    """
+    seqs_t = _sequences_of(batch, len(positions_t))
+    ends_s = batch.context_lens_s
+    if fillers_t is not None:
+        ends_t = jnp.where(fillers_t, 0, positions_t + 1)
+        real_s = jax.ops.segment_max(ends_t, seqs_t, len(ends_s))
+        ends_s = jnp.where(real_s > 0, jnp.minimum(real_s, ends_s), ends_s)
+    ends_t = ends_s.at[seqs_t].get(mode="clip")
     return batch._replace(row_ends_t=ends_t if window is None else jnp.minimum(ends_t, positions_t + window))
+
+
+def _sequences_of(batch: AttentionBatch, num_rows: int) -> Array:
+    """Return the sequence of each row; rows of padding have that of the row after them, or none."""
+    rows_t = jnp.arange(num_rows, dtype=jnp.int32)
+    return jnp.searchsorted(batch.query_ends_s, rows_t, side="right", method="compare_all")

@@ -137,7 +137,8 @@ class Model:
         inputs_ltp = frame.layer_inputs(tokens, x_td) if has_inputs else None
         exponents_h = frame.rope_exponents[...] if any(rope.learned for rope in cfg.ropes) else None
         tables = position_tables(cfg, plan.kinds, tokens, media, exponents_h)
-        batches = with_ends(plan, batches, tokens.positions_t, media)
+        filler_id = None if cfg.pooling is None else cfg.pooling.filler_id
+        batches = with_ends(plan, batches, tokens, media, filler_id)
         rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
         step = SharedInputs(num_tokens, rows, tables, inputs_ltp, batches, attention, slices_ktd, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]

@@ -11,6 +11,7 @@ from .family import Family
 from .fields import read_bool, read_choice, read_int, read_ints, read_mapping
 
 EMBED = ("embed", "token_embed")
+_TOKEN_EMBED = ("token_embed",)
 _CLASSIFY = ("classify", "token_classify")
 TOKEN_CLASSIFY = ("token_classify",)
 METHODS = ("from_2_way_softmax", "no_post_processing")
@@ -30,6 +31,23 @@ def as_classifier(decoder: Family) -> Family:
 def as_token_classifier(decoder: Family) -> Family:
     """Return the family of classifiers of tokens around a decoder, HF's `*ForTokenClassification`."""
     return replace(decoder, config_from_hf=lambda hf: token_classification(decoder.config_from_hf(hf), hf))
+
+
+def as_multi_vector(embedder: Family, source: str | None = None) -> Family:
+    """Return the family of ColBERT models around one of embedding models, which make a vector of every token.
+
+    `source` is the module that projects the tokens' states, to `dim` numbers of its settings; with None the modules of
+    sentence-transformers do.
+    """
+
+    def read(hf: Mapping[str, Any]) -> ModelConfig:
+        config = embedder.config_from_hf(hf)
+        size = read_int(read_mapping(hf, "colbert_metadata"), "dim", 128)
+        head = () if source is None else (HeadLayer(source=source, size=size, bias=False),)
+        assert config.pooling is not None
+        return replace(config, pooling=replace(config.pooling, tasks=_TOKEN_EMBED, head=head))
+
+    return replace(embedder, config_from_hf=read)
 
 
 def embedding(config: ModelConfig, kind: str = "LAST") -> ModelConfig:

@@ -15,7 +15,7 @@ from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.json_file import model_error, read_json
 from jaxllm.loading.mistral.config import PARAMS_NAME, read_params
 from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME, tekken_tokenizer
-from jaxllm.loading.sentence_transformers import read_files
+from jaxllm.loading.sentence_transformers import METADATA_KEY, METADATA_NAME, read_files
 from jaxllm.loading.weight_files import (
     FORMATS,
     TORCH,
@@ -168,6 +168,9 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
     config = read_json(path, source)
     if config.get("model_type") == "qwen3_asr" and isinstance(parts := config.pop("thinker_config", None), dict):
         config = parts | config  # the hub's form becomes HF's
+    if "HF_ColBERT" in (config.get("architectures") or ()):
+        metadata = folder / METADATA_NAME
+        config[METADATA_KEY] = read_json(metadata, source) if metadata.is_file() else {}
     beside = folder / QUANTIZATION_NAME
     if name == CONFIG_NAME and not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = {"quant_method": "modelopt"} | read_json(beside, source)

@@ -22,7 +22,7 @@ from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.mistral.config import PARAMS_NAME
 from jaxllm.loading.safetensors import DTYPES
-from jaxllm.loading.sentence_transformers import SENTENCE_FILES, read_files
+from jaxllm.loading.sentence_transformers import METADATA_NAME, SENTENCE_FILES, read_files
 from jaxllm.loading.weight_files import MISTRAL, SAFETENSORS, TORCH
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ SMALL_FILES = (
     "chat_template.json",
     "additional_chat_templates/*.jinja",
     *SENTENCE_FILES,
+    METADATA_NAME,
     SAFETENSORS.index,
     TORCH.index,
     MISTRAL.index,

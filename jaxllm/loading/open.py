@@ -21,7 +21,13 @@ from jaxllm.loading.mistral.checkpoint import MistralCheckpoint
 from jaxllm.loading.mistral.config import PARAMS_NAME
 from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME
 from jaxllm.loading.quantized import with_quantized
-from jaxllm.loading.sentence_transformers import SENTENCE_FILES, TOKENIZER_NAME, module_files, read_files
+from jaxllm.loading.sentence_transformers import (
+    METADATA_NAME,
+    SENTENCE_FILES,
+    TOKENIZER_NAME,
+    module_files,
+    read_files,
+)
 from jaxllm.loading.weight_files import FORMATS, MISTRAL, SAFETENSORS, WEIGHT_SUFFIXES, FileFormat, read_index
 from jaxllm.params.checks import shown
 
@@ -201,7 +207,8 @@ def _open_hub_config(
 ) -> Checkpoint:
     """Open the JSON files of "org/name": config.json, and those of sentence-transformers if there are any."""
     repository = Repository(model, revision, token, download_dir)
-    names = [local.CONFIG_NAME, PARAMS_NAME, local.QUANTIZATION_NAME, *local.PROCESSOR_NAMES, *SENTENCE_FILES]
+    names = [local.CONFIG_NAME, PARAMS_NAME, local.QUANTIZATION_NAME, METADATA_NAME]
+    names += [*local.PROCESSOR_NAMES, *SENTENCE_FILES]
     folder = repository.download(names)
     _bring_modules(repository, folder, model)
     return local.ConfigCheckpoint(folder, source=model)

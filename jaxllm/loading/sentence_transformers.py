@@ -24,6 +24,8 @@ _ENCODER_NAMES = tuple(
 """The settings of the model's inputs; older versions named the file after the model."""
 SENTENCE_FILES = (_MODULES_NAME, _SETTINGS_NAME, *_ENCODER_NAMES)
 """The files in the model's own folder; modules have folders of their own."""
+METADATA_NAME, METADATA_KEY = "artifact.metadata", "colbert_metadata"
+"""The file of the settings of a ColBERT model in Stanford's form, and the key that the config keeps them under."""
 CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME = "config.json", "model.safetensors", "tokenizer_config.json"
 _MAX_MODULES = 64
 _JINA_TRANSFORMER = "custom_st.Transformer"
@@ -41,6 +43,8 @@ ACTIVATIONS: Mapping[str, str | None] = {
 }
 """Our activation for each supported module of PyTorch."""
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+_TOKEN_SIMILARITIES = ("maxsim", "meanmaxsim")
+_PYLATE_DENSE = "pylate.models.Dense.Dense"
 _LEGACY_MODE = re.compile(r"pooling_mode_(.+?)(?:_tokens?)?")
 
 
@@ -70,6 +74,17 @@ class SentenceFiles:
         return any(module.kind == kind for module in self.modules)
 
     @property
+    def is_multi_vector(self) -> bool:
+        """Return whether each token has a vector of its own, as in ColBERT: in files of PyLate, or newer ones."""
+        model_type = self.settings.get("model_type")
+        return self.has("MultiVectorMask") or model_type in ("ColBERT", "MultiVectorEncoder") or self.is_pylate
+
+    @property
+    def is_pylate(self) -> bool:
+        """Return whether PyLate wrote the files."""
+        return "query_prefix" in self.settings
+
+    @property
     def weight_files(self) -> list[str]:
         """Return the weight files of the modules after the model."""
         return [prefix + WEIGHTS_NAME for prefix in self.tensor_prefixes]
@@ -89,6 +104,8 @@ class Dense:
     out_features: int
     bias: bool
     act: str | None
+    adds_input: bool = False
+    """The input is added to the output; a matmul makes it as wide."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +116,8 @@ class Embedding:
     """The pooling by our name, or the file's mode if it is not supported."""
     layers: tuple[Dense, ...]
     normalizes: bool
+    by_token: bool = False
+    """Each token has an embedding, and no sequence has."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,7 @@ def _read_modules(folder: Path, source: str) -> tuple[Module, ...]:
             raise model_error(message, source)
         config = folder / path / CONFIG_NAME
         read = read_json(config, source) if path and config.is_file() else {}
-        is_known = kind.startswith("sentence_transformers.") or kind == _JINA_TRANSFORMER
+        is_known = kind.startswith("sentence_transformers.") or kind in (_JINA_TRANSFORMER, _PYLATE_DENSE)
         modules.append(Module(kind.rpartition(".")[2] if is_known else kind, path, read))
     return tuple(modules)
 
@@ -156,24 +175,29 @@ def _is_folder(path: object, *, may_be_model: bool) -> bool:
 
 def read_embedding(files: SentenceFiles) -> Embedding:
     """Read pooling, dense layers and normalization; errors name the module or the key of its settings."""
-    modules = [module for module in files.modules if module.kind != "Dropout"]
+    # A mask chooses among vectors: it changes none.
+    modules = [module for module in files.modules if module.kind not in ("Dropout", "MultiVectorMask")]
     kinds = [module.kind for module in modules]
-    known = {"Transformer", "Pooling", "Dense", "Normalize"}
+    pools = [] if files.is_multi_vector else ["Pooling"]
+    known = {"Transformer", *pools, "Dense", "Normalize"}
     for kind in kinds:
         if kind not in known:
             raise model_error(f"{_MODULES_NAME} has a module {shown(kind)}, which is not supported", files.source)
-    num_dense = kinds.count("Dense")
-    plain = ["Transformer", "Pooling", *["Dense"] * num_dense]
+    plain = ["Transformer", *pools, *["Dense"] * kinds.count("Dense")]
     if kinds not in (plain, [*plain, "Normalize"]):
-        message = f"{_MODULES_NAME} has {', '.join(kinds)}; only Transformer, Pooling, Dense layers and Normalize, in "
-        raise model_error(f"{message}this order, are supported", files.source)
+        message = f"{_MODULES_NAME} has {', '.join(kinds)}; only {', '.join(['Transformer', *pools])}, Dense layers "
+        raise model_error(f"{message}and Normalize, in this order, are supported", files.source)
     if modules[0].folder:
         message = f"{_MODULES_NAME} places the Transformer in {modules[0].folder}, not in the model's folder"
         raise model_error(f"{message}: give that folder as the model", files.source)
-    with _named(files.source, f"{modules[1].folder}/{CONFIG_NAME}"):
+    taken = "token_embeddings" if files.is_multi_vector else "sentence_embedding"
+    layers = tuple(_read_dense(module, taken, files.source) for module in modules if module.kind == "Dense")
+    normalizes = kinds[-1] == "Normalize" or files.is_pylate
+    if files.is_multi_vector:
+        return Embedding("LAST", layers, normalizes, by_token=True)
+    with named(files.source, f"{modules[1].folder}/{CONFIG_NAME}"):
         kind = _read_mode(modules[1].config, has_prompts=bool(files.settings.get("prompts")))
-    layers = tuple(_read_dense(module, files.source) for module in modules[2 : 2 + num_dense])
-    return Embedding(kind, layers, kinds[-1] == "Normalize")
+    return Embedding(kind, layers, normalizes)
 
 
 def _read_mode(config: Mapping[str, Any], *, has_prompts: bool) -> str:
@@ -192,19 +216,19 @@ def _read_mode(config: Mapping[str, Any], *, has_prompts: bool) -> str:
     return _POOLING_MODES.get(mode, mode)
 
 
-def _read_dense(module: Module, source: str) -> Dense:
+def _read_dense(module: Module, taken: str, source: str) -> Dense:
     from jaxllm.models.fields import read_bool, read_int, require
 
     config = module.config
-    with _named(source, f"{module.folder}/{CONFIG_NAME}"):
-        taken = "sentence_embedding"
-        require(config, module_input_name=taken, module_output_name=taken, use_residual=False)
+    with named(source, f"{module.folder}/{CONFIG_NAME}"):
+        require(config, module_input_name=taken, module_output_name=taken)
         name = config.get("activation_function", "torch.nn.modules.activation.Tanh") or "torch.nn.Identity"
         act = name.rpartition(".")[2] if isinstance(name, str) and name.startswith("torch.") else name
         if not isinstance(act, str) or act not in ACTIVATIONS:
             raise ValueError(f"activation_function is {shown(name)}, which is not supported; {', '.join(ACTIVATIONS)}")
         sizes = read_int(config, "in_features"), read_int(config, "out_features")
-        return Dense(module.folder, *sizes, read_bool(config, "bias", True), ACTIVATIONS[act])
+        bias, adds_input = read_bool(config, "bias", True), read_bool(config, "use_residual")
+        return Dense(module.folder, *sizes, bias, ACTIVATIONS[act], adds_input)
 
 
 def read_classifier_tokens(files: SentenceFiles) -> list[int] | None:
@@ -217,7 +241,7 @@ def read_classifier_tokens(files: SentenceFiles) -> list[int] | None:
     module = next((module for module in files.modules if module.kind == "LogitScore"), None)
     if module is None:
         return None
-    with _named(files.source, f"{module.folder}/{CONFIG_NAME}"):
+    with named(files.source, f"{module.folder}/{CONFIG_NAME}"):
         names = [name for name in ("false_token_id", "true_token_id") if module.config.get(name) is not None]
         return [read_int(module.config, name, minimum=0) for name in names or ["true_token_id"]]
 
@@ -226,26 +250,31 @@ def read_settings(files: SentenceFiles) -> Settings:
     """Read prompts, similarity and the limits of texts; errors name the key."""
     from jaxllm.models.fields import read_bool, read_choice, read_mapping, read_optional_int
 
-    with _named(files.source, _SETTINGS_NAME):
+    with named(files.source, _SETTINGS_NAME):
         prompts = read_mapping(files.settings, "prompts")
         if not all(isinstance(text, str) for text in prompts.values()):
             raise ValueError("prompts has others than texts")
         name = files.settings.get("default_prompt_name")
         if name is not None and name not in prompts:
             raise ValueError(f"default_prompt_name is {shown(name)}, and prompts has {', '.join(prompts) or 'none'}")
-        similarity = files.settings.get("similarity_fn_name") or _SIMILARITIES[0]
-        similarity = read_choice({"similarity_fn_name": similarity}, "similarity_fn_name", _SIMILARITIES, "")
-    with _named(files.source, _ENCODER_NAMES[0]):
+        known = _TOKEN_SIMILARITIES if files.is_multi_vector else _SIMILARITIES
+        similarity = files.settings.get("similarity_fn_name") or known[0]
+        if files.is_pylate and isinstance(similarity, str):
+            similarity = similarity.lower()
+        similarity = read_choice({"similarity_fn_name": similarity}, "similarity_fn_name", known, "")
+    with named(files.source, _ENCODER_NAMES[0]):
         length = read_optional_int(files.encoder, "max_seq_length")
         lowercases = read_bool(files.encoder, "do_lower_case")
-    if length is None and files.modules:  # newer versions store it with the tokenizer, where HF writes 1e30 for none
+    if files.is_multi_vector:  # queries and documents have limits of their own
+        length = None
+    elif length is None and files.modules:  # newer versions store it with the tokenizer, where HF writes 1e30 for none
         limit = files.tokenizer.get("model_max_length")
         length = limit if type(limit) is int and 0 < limit <= INT32_MAX else None
     return Settings(prompts, name, similarity, length, lowercases, files.settings.get("activation_fn"))
 
 
 @contextmanager
-def _named(source: str, file_name: str) -> Iterator[None]:
+def named(source: str, file_name: str) -> Iterator[None]:
     """Add the file's name to errors about a field."""
     try:
         yield

@@ -9,6 +9,22 @@ from jaxllm.exceptions import VLLMValidationError
 STEP_FIELDS = ("step_tag_id", "returned_token_ids")
 
 
+class TextForm(msgspec.Struct, frozen=True):
+    """How a text becomes the tokens of a query or of a document of late interaction, and which of them count."""
+
+    prompt: str = ""
+    """The text that is put before it."""
+    mark_id: int | None = None
+    """The token that is inserted after the first one."""
+    max_tokens: int | None = None
+    """The most tokens, the mark included; None for as many as the model takes."""
+    filled_to: int = 0
+    """The number of tokens up to which `filler_id` follows a shorter text."""
+    filler_id: int | None = None
+    skipped_ids: tuple[int, ...] = ()
+    """The tokens that do not count in scores."""
+
+
 class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settled settings of pooling: plain data, which can be sent to another process."""
 
@@ -44,7 +60,8 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The prompts that are put before a text, by name."""
     default_prompt_name: str | None
     similarity: str
-    """The similarity of embeddings: "cosine", "dot", "euclidean" or "manhattan"."""
+    """The similarity of embeddings: "cosine", "dot", "euclidean" or "manhattan"; of token embeddings "maxsim", or
+    "meanmaxsim", its mean over the query's tokens."""
     score_type: str | None
     """How pairs of texts are scored: "cross-encoder", "bi-encoder" or "late-interaction"; None if not at all."""
     has_token_types: bool
@@ -53,6 +70,9 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks that run each prompt in one step."""
     lowercases: bool
     """True if texts are lowercased before they are tokenized."""
+    query_form: TextForm | None = None
+    document_form: TextForm | None = None
+    """How the texts of a ColBERT model are tokenized for scores; None where each is a prompt as it stands."""
 
     def prompt(self, name: str | None = None) -> str:
         """Return the prompt that is put before a text: the named one, or the default, which may be empty.

@@ -12,6 +12,7 @@ from jaxllm.params.checks import shown
 from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS
 from jaxllm.resolve import checkpoint_settings
 from jaxllm.resolve.head_settings import class_activation, class_names, read_matryoshka
+from jaxllm.resolve.late_interaction import TextForms, find_forms
 from jaxllm.resolve.pooling_settings import (
     STEP_FIELDS,
     PoolingSettings,
@@ -59,13 +60,17 @@ def resolve_pooling(
     user_config, from_files = args.pooler_config or PoolerConfig(), read_settings(files)
     converted = model_config if convert == "none" else _convert(args.model, files, hf_config, model_config, convert)
     pooling, embedding = _pooling_of(converted), _find_embedding(files, converted)
+    forms = TextForms()
+    if not args.skip_tokenizer_init:
+        forms = find_forms(files, hf_config, checkpoint, model_config)
     pooling = _with_files(pooling, embedding, converted.hidden_size, user_config, checkpoint.source)
+    pooling = dataclasses.replace(pooling, filler_id=forms.unseen_id)
     # A model that generates too keeps its output head.
     body = model_config if runner == "generate" else converted
     body = dataclasses.replace(body, pooling=pooling)
     _check_types(user_config, pooling.tasks)
     settled = _settle(user_config, pooling, embedding)
-    settings = _make_settings(args, settled, from_files, hf_config, body)
+    settings = _make_settings(args, settled, from_files, forms, hf_config, body)
     max_length = from_files.max_length if runner == "pooling" else None
     return Resolved(body, settings, runner, convert, settled, max_length)
 
@@ -74,7 +79,7 @@ def _resolve_runner(args: EngineArguments, files: SentenceFiles, *, pools: bool)
     """Settle runner and convert as vLLM does; `pools` is True if the architecture is a pooling model."""
     runner, convert = args.runner, args.convert
     if runner == "auto":
-        is_sentence_transformer = files.has("Pooling") or files.has("LogitScore")
+        is_sentence_transformer = files.has("Pooling") or files.has("LogitScore") or files.is_multi_vector
         runner = "pooling" if convert in ("embed", "classify") or pools or is_sentence_transformer else "generate"
     if pools and runner == "generate":
         raise VLLMValidationError(
@@ -143,12 +148,13 @@ def _with_files(
     """Return a family's pooling, overridden by files and arguments."""
     from jaxllm.models.config import POOLING_TYPES
 
-    kind = user_config.seq_pooling_type or (embedding.kind if embedding else pooling.kind)
+    by_token = embedding is not None and embedding.by_token
+    kind = user_config.seq_pooling_type or (embedding.kind if embedding and not by_token else pooling.kind)
     if kind not in POOLING_TYPES:
         message = f"{source}: its Pooling module has the mode {shown(kind)}, which is not supported"
         way_out = "pooler_config={'pooling_type': 'MEAN'}, CLS or LAST sets another."
         raise VLLMValidationError(f"{message}; {way_out}", parameter="model", value=source)
-    tasks = pooling.tasks
+    tasks = tuple(task for task in pooling.tasks if task in TOKEN_TASKS) if by_token else pooling.tasks
     if user_config.task is not None:
         if user_config.task not in tasks:
             message = f"Unsupported task: {user_config.task!r} Supported tasks: {tasks}"
@@ -167,7 +173,10 @@ def _dense_layers(embedding: Embedding, size: int, source: str) -> list[HeadLaye
             message = f"{source}: {dense.folder}/config.json: in_features is {dense.in_features}, expected {size}."
             raise VLLMValidationError(message, parameter="model", value=source)
         size = dense.out_features
-        layers.append(HeadLayer(source=f"{dense.folder}/linear", size=size, bias=dense.bias, act=dense.act))
+        fields: dict[str, Any] = {"size": size, "bias": dense.bias, "act": dense.act}
+        if dense.adds_input:
+            fields["residual"] = "" if dense.in_features == size else f"{dense.folder}/residual"
+        layers.append(HeadLayer(source=f"{dense.folder}/linear", **fields))
     return layers
 
 
@@ -198,6 +207,7 @@ def _make_settings(
     args: EngineArguments,
     pooler: PoolerConfig,
     from_files: Settings,
+    forms: TextForms,
     hf_config: Mapping[str, Any],
     model_config: ModelConfig,
 ) -> PoolingSettings:
@@ -228,6 +238,8 @@ def _make_settings(
         has_token_types=model_config.num_token_types > 1,
         runs_whole_tasks=_whole_tasks(model_config),
         lowercases=from_files.lowercases,
+        query_form=forms.query,
+        document_form=forms.document,
     )
     _check_pooler(pooler, settings)
     return settings
@@ -265,7 +277,7 @@ def _score_type(tasks: tuple[str, ...], size: int) -> str | None:
 def _whole_tasks(model_config: ModelConfig) -> tuple[str, ...]:
     """Return the tasks that need all tokens of a prompt in one step: tokens attend to later ones, or pool as one."""
     pooling = _pooling_of(model_config)
-    if not is_causal(model_config):
+    if not is_causal(model_config) or pooling.filler_id is not None:
         return pooling.tasks
     return () if pooling.kind == "LAST" else tuple(task for task in pooling.tasks if task in ("embed", "classify"))
 

@@ -12,7 +12,7 @@ from ..family import Family
 from ..fields import read_float, read_int, require
 from ..layers import EncoderFrame, GPTLayer
 from ..names import Prefixes, TensorName, plain_mlp_names
-from ..pooling import EMBED, TOKEN_CLASSIFY, read_num_labels
+from ..pooling import EMBED, TOKEN_CLASSIFY, as_multi_vector, read_num_labels
 from ..reading import read_decoder
 from .opt import own_heads
 
@@ -138,6 +138,7 @@ BERT = Family(
 FAMILIES = {
     "BertModel": BERT,
     "BertForMaskedLM": BERT,
+    "HF_ColBERT": as_multi_vector(BERT, "linear"),
     "BertForSequenceClassification": replace(BERT, config_from_hf=_bert_classifier_config),
     "BertForTokenClassification": replace(BERT, config_from_hf=_bert_token_classifier_config),
 }

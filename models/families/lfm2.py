@@ -11,6 +11,7 @@ from ..family import Family
 from ..fields import read_bool, read_float, read_int, read_ints
 from ..mixer_specs import ConvSpec
 from ..names import Fused, TensorName
+from ..pooling import as_embedder, as_multi_vector
 from ..reading import read_decoder, read_layer_types, read_num_layers
 from .llama import LLAMA_NAMES
 
@@ -148,7 +149,9 @@ def _mlp_width(hf: Mapping[str, Any]) -> int:
     return -(-width // multiple) * multiple
 
 
+_LFM2 = Family(config_from_hf=_lfm2_config, names=LFM2_NAMES)
 FAMILIES = {
-    "Lfm2ForCausalLM": Family(config_from_hf=_lfm2_config, names=LFM2_NAMES),
+    "Lfm2ForCausalLM": _LFM2,
+    "ColBERTLfm2Model": as_multi_vector(as_embedder(_LFM2)),
     "Lfm2MoeForCausalLM": Family(config_from_hf=_lfm2_moe_config, names=_LFM2_MOE_NAMES),
 }

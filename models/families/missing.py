@@ -35,8 +35,8 @@ _NEEDS = {
     "the first DeBERTa's own projections of distances; DebertaV2Model and its classifiers run": (
         *("DebertaModel", "DebertaForSequenceClassification", "DebertaForTokenClassification"),
     ),
-    "a projection of every token's state, which scores by the best match of each (ColBERT)": (
-        *("HF_ColBERT", "ColBERT", "ColBERTModernBertModel", "ColBERTJinaRobertaModel", "ColBERTLfm2Model"),
+    "the names of Jina ColBERT v2, which projects the states of an XLM-RoBERTa with rotary positions": (
+        "ColBERTJinaRobertaModel",
     ),
     "heads for weights of words and for a vector of every token; XLMRobertaModel gives the dense embedding alone": (
         "BgeM3EmbeddingModel",

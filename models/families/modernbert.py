@@ -17,7 +17,7 @@ from ..fields import read_bool, read_choice, read_float, read_int, require
 from ..layers import Attention, EncoderFrame, GatedMLP, LayerNorm
 from ..loop import Heads
 from ..names import Fused, TensorName
-from ..pooling import EMBED, TOKEN_CLASSIFY, read_num_labels
+from ..pooling import EMBED, TOKEN_CLASSIFY, as_multi_vector, read_num_labels
 from ..reading import read_decoder, read_layer_types, read_num_layers, read_ropes_by_type, windows_of
 from .opt import own_heads
 
@@ -161,6 +161,7 @@ _MODERNBERT = Family(
 FAMILIES = {
     "ModernBertModel": _MODERNBERT,
     "ModernBertForMaskedLM": _MODERNBERT,
+    "ColBERTModernBertModel": as_multi_vector(_MODERNBERT),
     "ModernBertForSequenceClassification": replace(_MODERNBERT, config_from_hf=_modernbert_classifier_config),
     "ModernBertForTokenClassification": replace(_MODERNBERT, config_from_hf=_modernbert_token_classifier_config),
 }

@@ -29,6 +29,8 @@ class Dense(nnx.Module):
         self.weight = declare((layer.size, num_inputs), ("outputs", "embed"), dtype, 1)
         self.bias = declare((layer.size,), ("outputs",), dtype) if layer.bias else None
         self.norm = LayerNorm(layer.size, "outputs", cfg, dtype) if layer.norm else None
+        self.adds_input = layer.residual is not None
+        self.residual = declare((layer.size, num_inputs), ("outputs", "embed"), dtype, 1) if layer.residual else None
 
     def __call__(self, x_rd: Array) -> Array:
         """Return [r, outputs] of rows [r, inputs]."""
@@ -37,6 +39,8 @@ class Dense(nnx.Module):
             x_ro = x_ro + self.bias[...][None]
         if self.act is not None:
             x_ro = ACTIVATIONS[self.act](x_ro)
+        if self.adds_input:
+            x_ro = x_ro + (x_rd if self.residual is None else linear(x_rd, self.residual))
         return x_ro if self.norm is None else self.norm(x_ro)
 
 
@@ -103,6 +107,7 @@ def head_names(pooling: Pooling | None) -> Mapping[str, TensorName]:
         path = f"head.{_name(number)}"
         names[f"{path}.weight"] = TensorName(f"{layer.source}.weight", "o d -> o d")
         names[f"{path}.bias"] = TensorName(f"{layer.source}.bias", "o -> o")
+        names[f"{path}.residual"] = TensorName(f"{layer.residual}.weight", "o d -> o d")
         if layer.norm is not None:
             names[f"{path}.norm.scale"] = TensorName(f"{layer.norm}.weight", "o -> o")
             names[f"{path}.norm.bias"] = TensorName(f"{layer.norm}.bias", "o -> o")

@@ -149,8 +149,8 @@ class AttentionBatch(NamedTuple):
     num_tiles: Array
     """The number of tiles in use."""
     row_ends_t: Array | None = None
-    """One past the last position that each row sees: at least its own position + 1, at most its sequence's
-    context_lens, which is the end of a decode row. None: all rows see up to their own position. Rows of padding may
+    """One past the last position that each row sees: at most its sequence's context_lens, which is the end of a decode
+    row, and such that it sees at least one position. None: all rows see up to their own position. Rows of padding may
     have any value.
     """
 

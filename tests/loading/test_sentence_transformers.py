@@ -172,7 +172,7 @@ WITH_DENSE: Mapping[str, Any] = {
             "2_Dense/config.json: activation_function is 'torch.nn.Softplus'",
         ),
         ({**WITH_DENSE, "2_Dense/config.json": DENSE | {"activation_function": "os.system"}}, "activation_function"),
-        ({**WITH_DENSE, "2_Dense/config.json": DENSE | {"use_residual": True}}, "use_residual is True"),
+        ({**WITH_DENSE, "2_Dense/config.json": DENSE | {"use_residual": 1}}, "use_residual is 1"),
         ({**WITH_DENSE, "2_Dense/config.json": DENSE | {"module_input_name": "token_embeddings"}}, "module_input_name"),
         ({**WITH_DENSE, "2_Dense/config.json": {"in_features": 8}}, "out_features is missing"),
     ],

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxllm.engine.front.text_forms import as_form, counted
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput, ScoringOutput, ScoringRequestOutput
 from jaxllm.params.checks import check_int, shown
 
 if TYPE_CHECKING:
     from jaxllm.engine.front.front_end import FrontEnd
+    from jaxllm.resolve.pooling_settings import TextForm
     from jaxllm.text.tokenizer import Tokenizer
 
 _TASKS: Mapping[str, str] = {"cross-encoder": "classify", "bi-encoder": "embed", "late-interaction": "token_embed"}
@@ -37,13 +39,16 @@ class ScorePlan:
     """For each score the indices of its prompts: one prompt with both texts, or one for each text."""
     compare: Score
     pad_token_id: int | None
+    forms: tuple[TextForm | None, TextForm | None] = (None, None)
+    """The forms of queries and of documents."""
 
     def scores(self, outputs: Sequence[PoolingRequestOutput[Any]]) -> list[ScoringRequestOutput]:
         """Return a score for each pair, given the outputs for all prompts in their order."""
         return [self._score([outputs[place] for place in places]) for places in self.pairs]
 
     def _score(self, outputs: Sequence[PoolingRequestOutput[Any]]) -> ScoringRequestOutput:
-        vectors = [np.asarray(output.outputs.data) for output in outputs]
+        pairs = zip(outputs, self.forms, strict=False)
+        vectors = [np.asarray(counted(output, form).outputs.data) for output, form in pairs]
         padding = [] if self.pad_token_id is None else [self.pad_token_id]
         token_ids = list(outputs[0].prompt_token_ids)
         for output in outputs[1:]:
@@ -74,7 +79,12 @@ class Scorer:
         self.is_cross_encoder = settings.score_type == "cross-encoder"
         """Whether both texts of a pair make one prompt."""
         self.task = _TASKS[settings.score_type]
+        self._forms = settings.query_form, settings.document_form
         self._compare = SIMILARITIES[settings.similarity] if settings.score_type == "bi-encoder" else max_sim
+        if settings.similarity == "meanmaxsim":
+            self._compare = mean_max_sim
+        self.tokenizes = None not in self._forms
+        """Whether plans have token ids instead of texts."""
         # As in vLLM, a decoder that was trained as a reranker reads on from one text to the other.
         self._has_separator = settings.runs_whole
 
@@ -106,16 +116,22 @@ class Scorer:
         if self.is_cross_encoder:
             prompts = [self._prompt(*pair, chat_template, chat_template_kwargs) for pair in pairs]
             return self._plan(prompts, [names[1]] * len(pairs), [(place,) for place in range(len(pairs))])
-        sources = {**dict.fromkeys(documents, names[1]), **dict.fromkeys(queries, names[0])}
-        places = {text: place for place, text in enumerate(sources)}  # each distinct text is run once
-        prompts = [{"prompt": text} for text in sources]
-        return self._plan(prompts, [*sources.values()], [(places[one], places[two]) for one, two in pairs])
+        query_form, document_form = self._forms
+        # Each distinct text is run once, or twice if queries have a form of their own.
+        sources = {(text, document_form): names[1] for text in documents}
+        sources |= {(text, query_form): names[0] for text in queries}
+        places = {each: place for place, each in enumerate(sources)}
+        prompts = [
+            {"prompt": text} if form is None else as_form(self._front, form, {"prompt": text}) for text, form in sources
+        ]
+        of_pairs = [(places[one, query_form], places[two, document_form]) for one, two in pairs]
+        return self._plan(prompts, [*sources.values()], of_pairs)
 
     def _plan(self, prompts: list[Any], sources: list[str], pairs: list[tuple[int, ...]]) -> ScorePlan:
         tokenizer = self._front.require_tokenizer()
         pad = tokenizer.parts.special_tokens.get("pad_token")
         pad_token_id = None if pad is None else tokenizer.backend.token_to_id(pad)
-        return ScorePlan(self.task, prompts, sources, pairs, self._compare, pad_token_id)
+        return ScorePlan(self.task, prompts, sources, pairs, self._compare, pad_token_id, self._forms)
 
     def _prompt(self, query: str, document: str, template: str | None, variables: Mapping[str, Any] | None) -> Any:
         """Return the prompt of a pair for a cross-encoder."""
@@ -192,6 +208,11 @@ def max_sim(query: np.ndarray, document: np.ndarray) -> float:
     Each is [tokens, dimensions].
     """
     return float((query @ document.T).max(axis=1).sum())
+
+
+def mean_max_sim(query: np.ndarray, document: np.ndarray) -> float:
+    """Return `max_sim` divided by the number of the query's tokens."""
+    return max_sim(query, document) / max(len(query), 1)
 
 
 def _cosine(one: np.ndarray, two: np.ndarray) -> float:

@@ -25,6 +25,7 @@ from jaxllm.utils.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
     from jaxllm.engine.beam.search import BeamSearcher
+    from jaxllm.resolve.pooling_settings import TextForm
 
 logger = logging.getLogger(__name__)
 
@@ -132,16 +133,22 @@ class OfflineRunner:
         adapters: Adapters = None,
         *,
         prompt_name: str | None = None,
+        form: TextForm | None = None,
     ) -> list[str]:
         """Queue one prompt or many for a task of pooling, and return their request ids.
 
-        Texts to embed begin with the checkpoint's prompt named `prompt_name`, or with its default prompt.
+        Texts to embed begin with the checkpoint's prompt named `prompt_name`, or with its default prompt; those with a
+        `form` are prompts in it.
         """
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         spread = self._spread_pooling(params, task, len(batch))
         pooling = self._engine.front.ready.pooling
         if task == "embed" and pooling is not None and (before := pooling.prompt(prompt_name)):
             batch = [begin_with(before, prompt) for prompt in batch]
+        if form is not None:
+            from jaxllm.engine.front.text_forms import as_form  # imports numpy
+
+            batch = [as_form(self._engine.front, form, prompt) for prompt in batch]
         return self._add_all(batch, spread, None, options, _spread_adapters(adapters, len(batch), "prompts"), "prompts")
 
     def run_pooled(

@@ -121,6 +121,8 @@ class PoolingRequest(VectorFields, kw_only=True):
 
     task: str | None = None
     """A task of the model; by default its main one."""
+    prompt_name: str | None = None
+    """"query" or "document": read the texts as a ColBERT model does, and return the vectors that count in scores."""
 
 
 class PoolingResponseData(msgspec.Struct, frozen=True, kw_only=True):

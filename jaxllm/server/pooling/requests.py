@@ -8,17 +8,19 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxllm.engine.front.text_forms import as_form
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
-from jaxllm.resolve.pooling_settings import PoolingSettings
+from jaxllm.resolve.pooling_settings import PoolingSettings, TextForm
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.usage import PromptTokensDetails, UsageInfo, make_usage
 from jaxllm.server.pooling.pooling_protocol import InputFields, PooledFields
 from jaxllm.text.prompts import ParsedPrompt, begin_with
+from jaxllm.utils.async_utils import threaded_if_long
 
 MAX_NUMBERS = 2**24
 """The maximum number of numbers in a request's outputs. As JSON each takes 20 bytes, all in memory at once."""
@@ -34,13 +36,19 @@ class PooledRequests:
         self._chat, self._trusts_template = chat, trusts_template
 
     async def run_inputs(
-        self, request: InputFields, params: PoolingParams, caller: Caller
+        self, request: InputFields, params: PoolingParams, caller: Caller, form: TextForm | None = None
     ) -> list[PoolingRequestOutput[Any]]:
-        """Run all inputs of a request and return their outputs in order. Raises what `run` does."""
+        """Run all inputs of a request, texts in a form if one is given; return their outputs in order.
+
+        Raises what `run` does.
+        """
         inputs = request.inputs()
         request.check_template(inputs)
         with request.fields_named(request.source):
             prompts = [await self._prompt(each) for each in inputs]
+            if form is not None:
+                front, work = self.engine_client.front, sum(len(each) for each in inputs if isinstance(each, str))
+                prompts = await threaded_if_long(work, lambda: [as_form(front, form, each) for each in prompts])
         return await self.run(request, prompts, params, caller, [request.source] * len(prompts))
 
     async def run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxllm.engine.front.text_forms import counted, find_form
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.pooling.pooling_protocol import PoolingRequest, PoolingResponse, PoolingResponseData
@@ -23,8 +24,9 @@ class ServingPooling:
         """Answer a request. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
         task, encode = self._task(request.task), encoder(request)
-        outputs = await self._pooled.run_inputs(request, request.params(task), caller)
-        arrays = [each.outputs.data for each in outputs]
+        form = find_form(self._pooled.settings, task, request.prompt_name)
+        outputs = await self._pooled.run_inputs(request, request.params(task), caller, form)
+        arrays = [counted(each, form).outputs.data for each in outputs]
         answer_id, model = caller.shown_id("pooling", request.request_id), self._pooled.models.shown(request.model)
         usage, size = usage_of(outputs, tells_cached=self._tells_cached), sum(each.size for each in arrays)
         if request.is_in_bytes:

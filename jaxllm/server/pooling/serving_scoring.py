@@ -104,7 +104,8 @@ class ServingScores:
 
     def _work(self, request: ScoringFields, pairs: list[Any]) -> int:
         """Return the number of characters to tokenize or render."""
-        if self._template is None and not request.max_tokens_per_query and not request.max_tokens_per_doc:
+        cuts = bool(request.max_tokens_per_query or request.max_tokens_per_doc)
+        if self._template is None and not cuts and not self._scorer.tokenizes:
             return 0
         return sum(len(_text(each)) for side in pairs for each in (side if isinstance(side, list) else [side]))
 

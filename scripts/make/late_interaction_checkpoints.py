@@ -1,0 +1,233 @@
+"""Write tests/data/late_interaction: tiny random ColBERT models with tokenizers, and goldens of the tool for each.
+
+The cases of PyLate and of Stanford's layout need `pip install torch pylate==1.6.0` (which brings sentence-transformers
+5.3), those of sentence-transformers `pip install torch sentence-transformers==6.2.0`:
+`python scripts/make.py late_interaction_checkpoints CASE ...`. Same versions, same bytes.
+
+Each case is a folder as the tool writes it (weights in float32) and golden.npz: texts, the tokens of each as a query
+and as a document, the tool's vectors for both, and the scores [query, document].
+"""
+
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import json
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+from make.tiny_checkpoints import OWN_HEADS, fill, run
+
+TEXTS = (
+    "bees",
+    "How do bees talk?",
+    "Bees dance, and others watch (so it seems): to the left; to the right.",
+    "the cab, a bad cafe, a faded face... " * 3,
+    "!?",
+)
+LETTERS = string.ascii_lowercase + string.digits
+SPECIALS = ("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+WORDS = ("bees", "how", "do", "dance", "the", "cafe", "##ced", "##es")
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def word_pieces(folder: Path) -> Any:
+    """Write the vocabulary of a BERT, and return its tokenizer, which lowercases."""
+    words = [*SPECIALS, *string.punctuation, *LETTERS, *(f"##{letter}" for letter in LETTERS), *WORDS]
+    tokenizer = transformers.BertTokenizerFast(vocab={word: i for i, word in enumerate(words)})
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def byte_pairs(folder: Path, **specials: str) -> Any:
+    """Write a byte-level tokenizer with these special tokens; a text begins with the first, and ends with sep_token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {word: i for i, word in enumerate([*specials.values(), *alphabet, "be", "es", "\u0120b"])}
+    backend = Tokenizer(models.BPE(vocab, [("b", "e"), ("e", "s"), ("\u0120", "b")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    first, last = next(iter(specials.values())), specials.get("sep_token", "")
+    ends = [(each, vocab[each]) for each in (first, last) if each]
+    backend.post_processor = processors.TemplateProcessing(single=f"{first} $A {last}".strip(), special_tokens=ends)
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **specials)
+    tokenizer.save_pretrained(folder)
+    return tokenizer
+
+
+def write_model(folder: Path, model_class: Any, config: Any) -> None:
+    """Write a random model."""
+    model = model_class(config)
+    fill(model, 0, norm_offset=0.0, scales_embeddings=False)
+    model.save_pretrained(folder)
+
+
+def write_bert(folder: Path) -> Any:
+    """Write a BERT with its tokenizer, and return the tokenizer."""
+    tokenizer = word_pieces(folder)
+    write_model(folder, transformers.BertModel, transformers.BertConfig(vocab_size=len(tokenizer), **SIZES))
+    return tokenizer
+
+
+def drawn(*shape: int, seed: int = 7) -> Any:
+    """Return random weights."""
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, np.float32)) / shape[-1] ** 0.5
+
+
+def stanford(folder: Path) -> Any:
+    """Write Stanford's layout: one weight beside the encoder's, and the settings in artifact.metadata."""
+    from pylate.models import ColBERT
+
+    write_bert(folder)
+    tensors = {f"bert.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors | {"linear.weight": drawn(16, 32)}, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    settings = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 20, "doc_maxlen": 30}
+    settings |= {"dim": 16, "similarity": "cosine", "mask_punctuation": True, "attend_to_mask_tokens": False}
+    (folder / "artifact.metadata").write_text(json.dumps(settings, indent=2))
+    return ColBERT(str(folder), device="cpu")
+
+
+def pylate(folder: Path, denses: list[Any], **settings: Any) -> Any:
+    """Write a folder as PyLate does, of the model that is in it, and return PyLate's."""
+    from pylate.models import ColBERT, Dense
+    from sentence_transformers.models import Transformer
+
+    modules = [Transformer(str(folder)), *(Dense(*sizes, **options) for *sizes, options in denses)]
+    model = ColBERT(modules=modules, device="cpu", **settings)
+    for seed, dense in enumerate(modules[1:]):
+        for parameter in dense.parameters():
+            parameter.data.copy_(drawn(*parameter.shape, seed=seed))
+    rows = model[0].auto_model.get_input_embeddings().weight
+    rows.data[-2:] = drawn(2, rows.shape[1], seed=5)  # those of the marks
+    model.save_pretrained(str(folder), create_model_card=False)
+    return ColBERT(str(folder), device="cpu")
+
+
+def pylate_modernbert(folder: Path) -> Any:
+    """Write a ModernBERT with windows of 12 tokens to each side, and two layers of a head."""
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+    tokenizer = byte_pairs(folder, **names)
+    ids = {"pad_token_id": 3, "cls_token_id": 0, "sep_token_id": 1, "bos_token_id": 0, "eos_token_id": 1}
+    sizes = SIZES | {"num_hidden_layers": 4, "local_attention": 24}
+    config = transformers.ModernBertConfig(vocab_size=len(tokenizer), **sizes, **ids)
+    write_model(folder, transformers.ModernBertModel, config)
+    silu = {"bias": True, "use_residual": True, "activation_function": torch.nn.SiLU()}
+    denses = [[32, 24, silu], [24, 24, {"bias": False, "use_residual": True}], [24, 16, {"bias": False}]]
+    return pylate(folder, denses, query_length=13, document_length=40)
+
+
+def pylate_lfm2(folder: Path) -> Any:
+    """Write an LFM2, a decoder, whose queries are not expanded."""
+    tokenizer = byte_pairs(folder, bos_token="<s>", eos_token="</s>", pad_token="<pad>")
+    sizes = OWN_HEADS | {"vocab_size": len(tokenizer), "pad_token_id": 2, "bos_token_id": 0, "eos_token_id": 1}
+    config = transformers.Lfm2Config(
+        **sizes | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    )
+    write_model(folder, transformers.Lfm2Model, config)
+    return pylate(folder, [[32, 16, {"bias": False}]], query_length=14, document_length=40, do_query_expansion=False)
+
+
+def multi_vector(folder: Path) -> Any:
+    """Write a model of sentence-transformers' own: short queries are filled up with tokens that others attend to."""
+    from sentence_transformers import MultiVectorEncoder
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    write_bert(folder)
+    expansion = {"strategy": "min", "attend": True, "length": 12}
+    encoder = Transformer(str(folder), query_length=20, document_length=30, query_expansion=expansion)
+    dense = Dense(32, 16, activation_function=torch.nn.Tanh(), module_input_name="token_embeddings")
+    for parameter in dense.parameters():
+        parameter.data.copy_(drawn(*parameter.shape))
+    mask, normalize = MultiVectorMask(list("?!,;")), Normalize(module_input_name="token_embeddings")
+    prompts = {"query": "how: ", "document": "the: "}
+    modules = [encoder, dense, mask, normalize]
+    model = MultiVectorEncoder(modules=modules, prompts=prompts, similarity_fn_name="meanmaxsim", device="cpu")
+    model.save_pretrained(str(folder), create_model_card=False)
+    return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def is_pylate(model: Any) -> bool:
+    """Return whether a model is PyLate's, which has other methods than sentence-transformers' own."""
+    return type(model).__name__ == "ColBERT"
+
+
+class Texts(NamedTuple):
+    """The tokens of texts, and a tool's vectors of those that count."""
+
+    ids: list[np.ndarray]
+    vectors: list[np.ndarray]
+
+
+def encode(model: Any, *, is_query: bool) -> Texts:
+    """Return what PyLate or sentence-transformers makes of each text alone."""
+    rows: list[tuple[np.ndarray, np.ndarray]] = []
+    for text in TEXTS:
+        if is_pylate(model):
+            ids = model.tokenize([text], is_query=is_query)["input_ids"]
+            vectors = model.encode([text], is_query=is_query)
+        else:
+            name = "query" if is_query else "document"
+            ids = model.preprocess([text], prompt=model.prompts[name], task=name)["input_ids"]
+            vectors = getattr(model, f"encode_{name}")([text], convert_to_numpy=True)
+        rows.append((ids[0].numpy().astype(np.int32), np.asarray(vectors[0], np.float32)))
+    return Texts(*(list(each) for each in zip(*rows, strict=True)))
+
+
+def scores_of(model: Any, queries: Texts, documents: Texts) -> np.ndarray:
+    """Return the tool's scores [query, document]."""
+    if not is_pylate(model):
+        return model.similarity(*([*map(torch.from_numpy, each.vectors)] for each in (queries, documents))).numpy()
+    from pylate.scores import colbert_scores
+
+    # One pair at a time: of several, PyLate pads the shorter ones with vectors of zeros, which may match best.
+    return np.asarray(
+        [
+            [float(colbert_scores(query[None], document[None])) for document in documents.vectors]
+            for query in queries.vectors
+        ]
+    )
+
+
+@torch.no_grad()
+def make(name: str, case: Callable[[Path], Any], folder: Path) -> None:
+    """Write one case."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    model = case(folder)
+    queries, documents = (encode(model, is_query=is_query) for is_query in (True, False))
+    arrays = {"texts": np.frombuffer(json.dumps(TEXTS).encode(), np.uint8)}
+    for kind, texts in (("query", queries), ("document", documents)):
+        for i in range(len(TEXTS)):
+            arrays |= {f"{kind}_ids_{i}": texts.ids[i], f"{kind}_{i}": texts.vectors[i]}
+    np.savez_compressed(folder / "golden.npz", **arrays, scores=scores_of(model, queries, documents))
+    (folder / "README.md").unlink(missing_ok=True)
+    print(f"{name}: {sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) // 1024} KB")
+
+
+CASES = {
+    "stanford": stanford,
+    "pylate_modernbert": pylate_modernbert,
+    "pylate_lfm2": pylate_lfm2,
+    "multi_vector": multi_vector,
+}
+
+if __name__ == "__main__":
+    run(__doc__, CASES, make, "late_interaction")
