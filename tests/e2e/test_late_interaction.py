@@ -138,8 +138,8 @@ def test_pooling_route_reads_queries_and_documents(server: Served, side: str) ->
     body = {"input": golden.texts, "task": "token_embed", "prompt_name": side}
     answer = server.post("/pooling", body)
     assert answer.status == 200, answer.body
-    for index, each in enumerate(answer.json["data"]):
-        np.testing.assert_allclose(each["data"], golden.vectors(side, index), rtol=0, atol=TOLERANCE)
+    for index, row in enumerate(answer.json["data"]):
+        np.testing.assert_allclose(row["data"], golden.vectors(side, index), rtol=0, atol=TOLERANCE)
     plain = server.post("/pooling", {"input": golden.texts[0], "task": "token_embed"}).json["data"][0]["data"]
     assert len(plain) == len(golden.ids("document", 0)) - 1  # without the mark
 
