@@ -168,7 +168,7 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
     config = read_json(path, source)
     if config.get("model_type") == "qwen3_asr" and isinstance(parts := config.pop("thinker_config", None), dict):
         config = parts | config  # the hub's form becomes HF's
-    if "HF_ColBERT" in (config.get("architectures") or ()):
+    if config.get("architectures") == ["HF_ColBERT"]:
         metadata = folder / METADATA_NAME
         config[METADATA_KEY] = read_json(metadata, source) if metadata.is_file() else {}
     beside = folder / QUANTIZATION_NAME

@@ -9,9 +9,8 @@ _INDEXER = "sparse attention, in which an indexer with a cache of its own choose
 _CHANNELS = "Kimi delta attention, a recurrent state that decays by channel"
 _STREAMS = "hyper-connections, which mix several residual streams"
 _NEEDS = {
-    f"{_INDEXER}, over latents": ("MistralLarge4ForConditionalGeneration",),
     f"{_INDEXER}, over blocks of keys": (*("MiniMaxM3SparseForCausalLM", "MiniMaxM3SparseForConditionalGeneration"),),
-    f"{_INDEXER}, over latents, and {_STREAMS}": ("HYV4ForCausalLM",),
+    _STREAMS: ("HYV4ForCausalLM",),
     f"{_INDEXER}, beside recurrent layers, and {_STREAMS}": (
         *("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
         *("Glm5NextForCausalLM", "Glm5NextForConditionalGeneration"),

@@ -150,7 +150,8 @@ def _limits(folder: str, checkpoint: Checkpoint, device: Device) -> str:
     notes, logger = _Notes(), logging.getLogger("jaxllm")
     logger.addHandler(notes)
     try:
-        EngineArgs(model=folder, dtype="bfloat16").create_engine_config(devices=[device], checkpoint=checkpoint)
+        args = EngineArgs(model=folder, dtype="bfloat16", skip_tokenizer_init=True)
+        args.create_engine_config(devices=[device], checkpoint=checkpoint)
     finally:
         logger.removeHandler(notes)
     return "; ".join(dict.fromkeys(notes.texts)) or "kernels"
