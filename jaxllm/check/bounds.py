@@ -177,7 +177,11 @@ def count_work(
         head_flops=2 * head,
         layers=(
             *(_layer_work(layer, model, mesh.size, kv_itemsize, itemsize) for layer in model.layers),
-            *(_indexer_work(layer.indexer, mesh.size, itemsize) for layer in model.layers if layer.has_indexer),
+            *(
+                _indexer_work(layer.indexer, mesh.size, itemsize)
+                for layer in model.layers
+                if layer.indexer is not None and not layer.borrows_choice
+            ),
         ),
         max_num_batched_tokens=max_num_batched_tokens,
         experts=tuple(

@@ -106,23 +106,23 @@ def _read_modules(files: SentenceFiles) -> LateInteraction:
             if mask.config.get("keep_only_token_ids"):
                 raise ValueError("keep_only_token_ids is not supported: it is for images")
     with named(files.source, SENTENCE_FILES[2]):
-        forms = [
+        query, document = (
             TextForm(
                 next((prompts[name] for name in names if name in prompts), ""),
                 max_tokens=read_optional_int(files.encoder, f"{side}_length"),
                 skipped=skipped if side in skips else (),
             )
             for side, names in _PROMPTS.items()
-        ]
+        )
         expansion = read_mapping(files.encoder, "query_expansion")
         if not expansion:
-            return LateInteraction(*forms)
+            return LateInteraction(query, document)
         length = read_int(expansion, "length", minimum=1)
         strategy = read_choice(expansion, "strategy", _STRATEGIES, "")
-        most = length if strategy == "fixed" else forms[0].max_tokens
-        query = replace(forms[0], max_tokens=most, filled_to=length)
+        most = length if strategy == "fixed" else query.max_tokens
+        query = replace(query, max_tokens=most, filled_to=length)
         filler = _read_text(expansion, "token", "") or None
-        return LateInteraction(query, forms[1], filler, read_bool(expansion, "attend"))
+        return LateInteraction(query, document, filler, read_bool(expansion, "attend"))
 
 
 def _read_prompts(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -151,7 +151,7 @@ def attend(
     op: LatentAttention, q_tnh: Array, latents_th: Array, pool: LatentPool, batch: AttentionBatch
 ) -> tuple[Array, LatentPool]:
     """Run a step on LAYER; the pool is donated."""
-    layer = {"layer": LAYER, "num_layers": NUM_LAYERS}
+    layer: dict[str, Any] = {"layer": LAYER, "num_layers": NUM_LAYERS}
     return op(q_tnh, latents_th, pool, batch, scale=op.shape.key_dim**-0.5, **layer)
 
 

@@ -111,9 +111,15 @@ def main() -> None:
     pieces, charsmap = train()
     vocab = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces, ("<mask>", 0.0)]
     mask = transformers.AddedToken("<mask>", lstrip=True, special=True)
-    tokenizer = transformers.XLMRobertaTokenizer(vocab=vocab, mask_token=mask, _spm_precompiled_charsmap=charsmap)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+    parts: dict[str, Any] = {"vocab": vocab, "mask_token": mask, "_spm_precompiled_charsmap": charsmap}
+    tokenizer = transformers.XLMRobertaTokenizer(**parts)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    ids: dict[str, Any] = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     config = transformers.XLMRobertaConfig(
         vocab_size=len(vocab) + 3, max_position_embeddings=66, type_vocab_size=1, layer_norm_eps=1e-5, **sizes, **ids
     )

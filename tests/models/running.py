@@ -27,7 +27,6 @@ from pallas_kernels.paged_attention import (
     KVPool,
     NoAttention,
     PagedAttention,
-    PoolAttention,
 )
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from pallas_kernels.recurrent_state import StateBatch
@@ -148,8 +147,8 @@ def empty_pools(config: ModelConfig, dtype: Any = jnp.float32) -> tuple[KVPool, 
     return jax.tree.map(lambda array: jnp.full(array.shape, jnp.nan, array.dtype), specs)
 
 
-def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> PoolAttention | NoAttention:
-    """Return the attention of a cache group's layers, or their indexer, in plain XLA."""
+def attention_of(group: CacheGroup, dtype: Any = jnp.float32) -> Any:
+    """Return the op of a cache group's layers in plain XLA: their attention, their indexer, or none."""
     dtype = jnp.dtype(dtype)
     if not group.num_heads:
         return NoAttention(BlockShape(BLOCK_SIZE, dtype))

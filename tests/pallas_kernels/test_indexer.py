@@ -105,9 +105,9 @@ def test_keys_beyond_8_bits_are_clipped() -> None:
 def test_chooses_the_highest_scores_of_any_numbers(dtype: Any) -> None:
     op = indexer((16, 64, 40), dtype)
     step = make(draw_seed(), RAGGED, op, is_whole=False)
-    arrays = (np.asarray(x) for x in step[:3])
+    q_tnh, k_th, weights_tn = (np.asarray(x) for x in step[:3])
     pool = IndexerPool(np.asarray(step.pool.keys))
-    scores, _ = reference_scores(*arrays, pool, step.batch, layer=LAYER, num_layers=NUM_LAYERS)
+    scores, _ = reference_scores(q_tnh, k_th, weights_tn, pool, step.batch, layer=LAYER, num_layers=NUM_LAYERS)
     positions, _ = run(op, step)
     for row, scores_c in scores.items():
         chosen = positions[row][positions[row] >= 0]
