@@ -376,12 +376,22 @@ def _mesh(devices: Sequence[Any], shape: tuple[int, ...], names: tuple[str, ...]
     return jax.make_mesh(shape, names, devices=devices)
 
 
-def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
-    """Write everything to a file of JSON."""
+def main(out: str, model: str = "", tokenizer: str = "", smollm2: str = "") -> None:
+    """Write what the families give to a file of JSON, or else, with a model, everything besides."""
     jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
     assert jax.device_count() == NUM_DEVICES
+    results = others_of(model, tokenizer, smollm2) if model else families()
+    Path(out).write_text(json.dumps(results))
+
+
+def families() -> dict[str, Any]:
+    """Return what each tiny checkpoint gives."""
+    return {case: against_golden(case, tensor_parallel_size=size) for case, size in FAMILIES.items()}
+
+
+def others_of(model: str, tokenizer: str, smollm2: str) -> dict[str, Any]:
+    """Return what else there is to compare, by its name."""
     results: dict[str, Any] = {"refusals": refusals(smollm2, model)}
-    results["families"] = {case: against_golden(case, tensor_parallel_size=size) for case, size in FAMILIES.items()}
     results["experts"] = {case: with_experts(case, sizes) for case, sizes in DEALT.items()}
     results["adapters"] = {case: with_adapters(case, tensor_parallel_size=2) for case in ADAPTED}
     results["experts with adapters"] = with_adapters(DEALT_ADAPTED, **WHOLE_EXPERTS)
@@ -396,7 +406,7 @@ def main(out: str, model: str, tokenizer: str, smollm2: str) -> None:
         for case in QUANTIZED
     }
     results["runs"] = {size: run(size, model, tokenizer) for size in SIZES}
-    Path(out).write_text(json.dumps(results))
+    return results
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
 from tests.quick import QUICK_FLAGS
 
-pytestmark = [pytest.mark.device, pytest.mark.timeout(1200)]  # one process makes four engines
+pytestmark = [pytest.mark.device, pytest.mark.timeout(1200)]  # one process makes dozens of engines
 
 SIZES = ("1", "2", "4", "8")
 SPREAD = SIZES[1:]
@@ -60,10 +60,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 def results(
     tmp_path_factory: pytest.TempPathFactory, checkpoint: str, smollm2_path: str, repository: Path
 ) -> dict[str, Any]:
-    """Return what tensor_parallel_runs.py writes."""
+    """Return what tensor_parallel_runs.py writes of everything but families."""
     folder = tmp_path_factory.mktemp("runs")
-    out, tokenizer = folder / "found.json", save_tokenizer(folder / "tokenizer")
-    command = [sys.executable, "-m", "tests.e2e.tensor_parallel_runs", str(out), checkpoint, tokenizer, smollm2_path]
+    tokenizer = save_tokenizer(folder / "tokenizer")
+    return run_apart(folder, repository, checkpoint, tokenizer, smollm2_path)
+
+
+@pytest.fixture(scope="module")
+def of_families(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> dict[str, Any]:
+    """Return what it writes of families."""
+    return run_apart(tmp_path_factory.mktemp("families"), repository)
+
+
+def run_apart(folder: Path, repository: Path, *arguments: str) -> dict[str, Any]:
+    """Run tensor_parallel_runs.py in a process of its own; return what it writes."""
+    out = folder / "found.json"
+    command = [sys.executable, "-m", "tests.e2e.tensor_parallel_runs", str(out), *arguments]
     environment = os.environ | {
         "XLA_FLAGS": QUICK_FLAGS,
         "PYTHONPATH": f"{repository}{os.pathsep}{repository / 'scripts'}",
@@ -110,9 +122,9 @@ def test_logprobs_equal_those_of_one_device(runs: dict[str, Any], size: str) -> 
 
 
 @pytest.mark.parametrize("case", FAMILIES)
-def test_families_equal_hf(results: dict[str, Any], case: str) -> None:
-    assert len(results["families"][case]) == 3
-    for pair in results["families"][case]:
+def test_families_equal_hf(of_families: dict[str, Any], case: str) -> None:
+    assert len(of_families[case]) == 3
+    for pair in of_families[case]:
         assert pair["got"] == pair["expected"]
 
 
