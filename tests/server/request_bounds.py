@@ -195,7 +195,11 @@ EMBEDDINGS: dict[str, Bound] = VECTORS | {
         '{"chunk_size":9223372036854775807}', ('{"chunk_size":0}', '{"chunk_size":1.5}', "{}", "1")
     ),
 }
-POOLING: dict[str, Bound] = VECTORS | {"task": Bound('"token_embed"', ('"classify"', '"score"', "1"))}
+POOLING: dict[str, Bound] = VECTORS | {
+    "task": Bound('"token_embed"', ('"classify"', '"score"', "1")),
+    # This model does not read queries and documents in forms of their own.
+    "prompt_name": Bound("null", ('"query"', '"document"', '"title"', "1"), (), {"task": '"token_embed"'}),
+}
 SIDE = Bound("null", ("1", "{}", '[{"title":"a"}]'))
 SCORES: dict[str, Bound] = POOLED | {
     "max_tokens_per_query": Bound("511", ("512",)),

@@ -414,7 +414,7 @@ ROUTES: dict[str, Requests] = {
     "/pooling": Requests(
         PoolingRequest,
         {"input": "ab"},
-        VECTORS | {"task": Effect("token_embed")},
+        VECTORS | {"task": Effect("token_embed"), "prompt_name": Refusal("query", {"task": "token_embed"})},
         POOLED_REFUSED,
         VLLM_INPUTS + "dimensions encoding_format embed_dtype endianness task",
     ),
