@@ -118,6 +118,7 @@ def test_only_matrices_are_quantized(case: str) -> None:
             path == "positions" or "norm" in path or path.endswith("bias") or "router" in path or "shared_gate" in path
         )
         is_exact |= path.endswith(("attn.up_k", "attn.up_v"))  # each head has its own matrix
+        is_exact |= path.endswith("attn.indexer.weight")  # one number for each of the indexer's heads, as a router's
         is_exact |= path.endswith(("recurrent.log_rate", "recurrent.mixed", "recurrent.step"))  # inside Mamba's scan
         assert (spec.format is not None) == (num_axes == 2 and not is_exact), path
     for array in array_specs(model.specs.param_specs()).values():
