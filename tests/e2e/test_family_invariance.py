@@ -55,6 +55,12 @@ SETTINGS = (
     Setting("deepseek_v3", "float32", has_experts=True),
     # A choice of tokens, which layers share.
     Setting("glm_moe_dsa", "float32", has_experts=True),
+    # Windows of latents beside chosen positions.
+    Setting("dots3_note", "float32", has_experts=True, has_windows=True),
+    # Latents that layers share, and a learned rotation.
+    Setting("mistral_large4", "float32", has_experts=True),
+    Setting("deepseek_v32", "float32", has_experts=True),
+    Setting("bailing_hybrid", "float32", has_experts=True),
     # Recurrent states beside attention, which are saved where blocks end; experts and a shared one.
     Setting("qwen3_next", "float32", has_experts=True),
     # States that fade by number, beside latents.
