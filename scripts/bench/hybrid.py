@@ -1,10 +1,11 @@
-"""Measure a hybrid of gated delta rules and attention like Qwen3.5, with random weights.
+"""Measure hybrids of gated delta rules and attention, and sparse attention, with random weights.
 
   caching   the gain from prefix caching, measured as scripts/benchmark.py --workloads does: on a prefix hit, layers of
             attention reuse blocks and layers with recurrent state reuse a snapshot; outputs are equal to the bit
   hf        beside HF's generate in turns, as scripts/benchmark.py compares: outputs first, then speed
 
-`caching` runs a small model; `hf` runs it and Qwen3.5-0.8B's shape, each with its vocabulary.
+`caching` runs a small hybrid like Qwen3.5; `hf` runs it, Qwen3.5-0.8B's shape with its vocabulary, and small models
+like DeepSeek V3.2 (sparse) and Kimi Linear (delta).
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from typing import Any
 
 from lib.machine import describe_sources
 from lib.results import make_parser, save
-from lib.shapes import MODELS, SMALL_HYBRID
+from lib.shapes import MODELS, SMALL_DELTA, SMALL_HYBRID, SMALL_SPARSE
 from peers.caching import caching
 from peers.compare import Run, prepare
 from peers.contestants import jaxllm, peers
 from peers.turns import take_turns
 from peers.worker import PROGRAMS
 
-SHAPES = {"small": SMALL_HYBRID, "qwen3.5-0.8b": MODELS["qwen3.5-0.8b"]}
+SHAPES = {
+    "small": SMALL_HYBRID,
+    "qwen3.5-0.8b": MODELS["qwen3.5-0.8b"],
+    "sparse": SMALL_SPARSE,
+    "delta": SMALL_DELTA,
+}
 NO_TOKENIZER: dict[str, Any] = {"skip_tokenizer_init": True}
 
 

@@ -282,6 +282,25 @@ SMALL_HYBRID: dict[str, Any] = MODELS["qwen3.5-0.8b"] | {
     "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
 }  # fmt: skip
 """Qwen3.5's layers in a model that answers at once on two cores."""
+_SMALL_LATENTS: dict[str, Any] = {
+    "dtype": "bfloat16", "vocab_size": 8192, "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "intermediate_size": 2048, "moe_intermediate_size": 512, "n_shared_experts": 1, "tie_word_embeddings": False,
+    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+SMALL_SPARSE: dict[str, Any] = _SMALL_LATENTS | {
+    "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "q_lora_rank": 512,
+    "n_routed_experts": 32, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    "index_topk": 64, "index_n_heads": 64, "index_head_dim": 128, "max_position_embeddings": 16_384,
+}  # fmt: skip
+"""DeepSeek V3.2's layers in a small model, whose indexer chooses few enough tokens for short prompts."""
+SMALL_DELTA: dict[str, Any] = _SMALL_LATENTS | {
+    "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "q_lora_rank": None,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_num_heads": 16, "linear_head_dim": 128,
+    "num_experts": 32, "num_experts_per_token": 4, "mlp_layer_types": ["sparse"] * 4, "first_k_dense_replace": 0,
+    "model_max_length": 16_384,
+}  # fmt: skip
+"""Kimi Linear's layers in a small model: three of delta attention and one over latents."""
 TOY: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 128,

@@ -53,18 +53,18 @@ SETTINGS = (
     Setting("gemma4_moe", "float32", has_experts=True, has_windows=True),
     # Latents in place of keys and values, experts in groups.
     Setting("deepseek_v3", "float32", has_experts=True),
-    # A choice of tokens, which layers share.
+    # A choice of tokens; layers of GLM-5 share it.
+    Setting("deepseek_v32", "float32", has_experts=True),
     Setting("glm_moe_dsa", "float32", has_experts=True),
     # Windows of latents beside chosen positions.
     Setting("dots3_note", "float32", has_experts=True, has_windows=True),
     # Latents that layers share, and a learned rotation.
     Setting("mistral_large4", "float32", has_experts=True),
-    Setting("deepseek_v32", "float32", has_experts=True),
-    Setting("bailing_hybrid", "float32", has_experts=True),
     # Recurrent states beside attention, which are saved where blocks end; experts and a shared one.
     Setting("qwen3_next", "float32", has_experts=True),
     # States that fade by number, beside latents.
     Setting("kimi_linear", "float32", has_experts=True),
+    Setting("bailing_hybrid", "float32", has_experts=True),
     Setting("lfm2", "float32"),
     # State spaces; layers of one part each.
     Setting("nemotron_h", "float32"),
