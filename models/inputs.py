@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from pallas_kernels.chosen import num_words, spans_to_bits
 from pallas_kernels.lora import Rows
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Rope
 from pallas_kernels.paged_attention.rope import rotate
@@ -190,16 +191,15 @@ def embed_media(x_td: Array, features_rw: Array, rows_t: Array) -> tuple[Array, 
     return x_td, jnp.where(is_media_t1, taken_tw[:, d:], 0).reshape(t, -1, d).swapaxes(0, 1)
 
 
-def last_positions(batch: AttentionBatch, window: int, num_tokens: int) -> Array:
-    """Return the positions [t, window] of each token and those before it that its window has, ascending.
+def last_positions(batch: AttentionBatch, window: int, num_tokens: int, block_size: int) -> Array:
+    """Return the positions that each token's window has, itself the last, as the bits of `pallas_kernels.chosen`.
 
-    They count from the first token of a sequence's block table; -1 stands for none, behind the others.
+    They count from the first token of a sequence's block table. Rows of padding have none or any.
     """
     rows_t, seqs_t = jnp.arange(num_tokens, dtype=jnp.int32), _sequences_of(batch, num_tokens)
     after_s = batch.context_lens_s - batch.query_ends_s
-    last_t1 = (rows_t + after_s.at[seqs_t].get(mode="clip"))[:, None]
-    positions_tw = jnp.maximum(last_t1 - window + 1, 0) + jnp.arange(window, dtype=jnp.int32)
-    return jnp.where(positions_tw <= last_t1, positions_tw, -1)
+    last_t = rows_t + after_s.at[seqs_t].get(mode="clip")
+    return spans_to_bits(last_t - window + 1, last_t, num_words(batch, block_size))
 
 
 def with_ends(

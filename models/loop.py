@@ -123,8 +123,8 @@ class Cached(NamedTuple):
     pools: tuple[Any, ...]
     """The KV pools of the cache groups."""
     lent: Lent
-    chosen_tk: Array | None = None
-    """The positions that indexers chose for each token, ascending, with -1 for none; None in a model without them."""
+    chosen_tw: Array | None = None
+    """The positions that indexers chose for each token, as bits; None in a model without indexers."""
 
 
 type Stream = tuple[Array, Cached]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from pallas_kernels.chosen import num_words
 from pallas_kernels.linear import Linear
 from pallas_kernels.lora import sort_rows
 from pallas_kernels.paged_attention import AttentionBatch
@@ -142,7 +143,10 @@ class Model:
         rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
         step = SharedInputs(num_tokens, rows, tables, inputs_ltp, batches, attention, slices_ktd, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
-        stream = x_td, Cached(kv_pools, self._nothing_lent(len(x_td)), self._nothing_chosen(len(x_td)))
+        stream = (
+            x_td,
+            Cached(kv_pools, self._nothing_lent(len(x_td)), self._nothing_chosen(len(x_td), kv_pools, batches)),
+        )
         layers, tapped = adapted_layers(params, self.adapter_shape), self.features.layers if self.features else ()
         (x_td, cached), taps = run_layers(self.specs.loop, plan, layers, bodies, stream, tapped)
         hidden_td = frame.end(x_td)
@@ -248,7 +252,7 @@ class Model:
         plan, spec = self.plan, self.plan.kinds[kind]
         if spec.has_indexer:
             cached = self._choose(kind, step, heads.indexer, cached, index)
-        pools, lent, chosen_tk = cached
+        pools, lent, chosen_tw = cached
         group, places = plan.cache_layers(kind)
         if spec.relative is not None:
             return self._attend_by_distance(spec, heads, step.batches[group]), cached
@@ -263,15 +267,16 @@ class Model:
         arrays, settings = attention_inputs(heads, lent[group] if spec.borrows_kv else None, spec, step)
         settings = {"scale": spec.scale, **where, **settings}
         if spec.indexer is not None:
-            settings["positions_tk"] = chosen_tk
+            settings["chosen_tw"] = chosen_tw
         elif spec.latent is not None and spec.window is not None:
-            settings["positions_tk"] = last_positions(step.batches[group], spec.window, len(arrays[0]))
+            size = pools[group].latents.shape[1]
+            settings["chosen_tw"] = last_positions(step.batches[group], spec.window, len(arrays[0]), size)
         attended_tnh, pool = step.attention[group](*arrays, pools[group], step.batches[group], **settings)
         if spec.output_gate:
             attended_tnh = attended_tnh * jax.nn.sigmoid(heads.gate_tnh.astype(jnp.float32)).astype(self.dtype)
         if group in lent and not spec.borrows_kv:
             lent = {**lent, group: arrays[1:] if spec.latent else (heads.k_tkh, heads.v_tkh)}
-        return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent, chosen_tk)
+        return attended_tnh, Cached((*pools[:group], pool, *pools[group + 1 :]), lent, chosen_tw)
 
     def _choose(self, kind: int, step: SharedInputs, heads: IndexerHeads, cached: Cached, index: Array | int) -> Cached:
         """Choose the tokens that the layer at an index of a kind attends to."""
@@ -279,8 +284,8 @@ class Model:
         group, places = plan.cache_layers(kind, indexer_group_of)
         where = {"layer": pick(places, index), "num_layers": plan.depth(list(plan.groups)[group])}
         inputs = heads.joined(step.positions.rope_of(spec), step.positions.logs_t)
-        chosen_tk, pool = step.attention[group](*inputs, pools[group], step.batches[group], **where)
-        return cached._replace(pools=(*pools[:group], pool, *pools[group + 1 :]), chosen_tk=chosen_tk)
+        chosen_tw, pool = step.attention[group](*inputs, pools[group], step.batches[group], **where)
+        return cached._replace(pools=(*pools[:group], pool, *pools[group + 1 :]), chosen_tw=chosen_tw)
 
     def _attend_by_distance(self, spec: LayerSpec, inputs: RelativeHeads, batch: AttentionBatch) -> Array:
         """Attend in a layer whose scores depend on distances; prompts go whole through it, so that it has no cache."""
@@ -345,10 +350,12 @@ class Model:
         weights = {name: value for name, value in params.items() if name not in _OTHER_PARTS}
         return nnx.merge(self.specs.frame.definition, bind(weights, num_rows, self.ops))
 
-    def _nothing_chosen(self, num_tokens: int) -> Array | None:
+    def _nothing_chosen(self, num_tokens: int, kv_pools: Sequence[Any], batches: Sequence[Any]) -> Array | None:
         """Return no choice of tokens; None in a model without indexers."""
-        sizes = [group.top_k for group in self.plan.groups if group.top_k is not None]
-        return jnp.full((num_tokens, sizes[0]), -1, jnp.int32) if sizes else None
+        for group, pool, batch in zip(self.plan.groups, kv_pools, batches, strict=True):
+            if group.is_indexer:
+                return jnp.zeros((num_tokens, num_words(batch, pool.keys.shape[1])), jnp.int32)
+        return None
 
     def _nothing_lent(self, num_tokens: int) -> Lent:
         """Return zeros for the keys and values to borrow, which no layer has computed yet."""

@@ -91,14 +91,14 @@ class _ShardedLatentAttention:
         batch: AttentionBatch,
         *,
         layer: Array | int,
-        positions_tk: Array | None = None,
+        chosen_tw: Array | None = None,
         **settings: Any,
     ) -> tuple[Array, LatentPool]:
         """Attend as `LatentAttention` does; queries are sharded over heads, and everything else is replicated."""
 
         def attend(q_tnh: Array, *rest: Any) -> Any:
-            *inputs, layer, positions_tk = rest
-            return self.attention(q_tnh, *inputs, layer=layer, positions_tk=positions_tk, **settings)
+            *inputs, layer, chosen_tw = rest
+            return self.attention(q_tnh, *inputs, layer=layer, chosen_tw=chosen_tw, **settings)
 
         # The kernels' outputs do not say along which axes they differ between devices.
         sharded = jax.shard_map(
@@ -108,7 +108,7 @@ class _ShardedLatentAttention:
             out_specs=(_HEADS, _EVERYWHERE),
             check_vma=False,
         )
-        return sharded(q_tnh, latents_th, kv_pool, batch, layer, positions_tk)
+        return sharded(q_tnh, latents_th, kv_pool, batch, layer, chosen_tw)
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,9 @@ class Indexer(PoolAttention):
           num_layers: layers in the pool.
 
         Returns:
-          The positions [t, top_k] int32 that each row attends to, and the pool. They are the visible positions of the
-          highest scores, the lowest ones where scores are equal, in ascending order; -1 follows where fewer are
-          visible, and fills rows of padding.
+          The positions that each row attends to, as the bits [t, w] of `pallas_kernels.chosen`, and the pool. They are
+          the `top_k` visible positions of the highest scores, the lowest ones where scores are equal, and all where
+          fewer are visible; rows of padding have none.
 
         Raises:
           ValueError: for arrays that are not of this shape.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.chosen import num_words, to_array
 from pallas_kernels.paged_attention import AttentionBatch
 
 from .layout import IndexerPool
@@ -23,11 +24,10 @@ def reference_indexer(
 ) -> tuple[np.ndarray, IndexerPool]:
     """See `Indexer`; takes and returns numpy arrays."""
     scores, pool = reference_scores(q_tnh, k_th, weights_tn, kv_pool, batch, layer=layer, num_layers=num_layers)
-    positions_tk = np.full((len(q_tnh), top_k), -1, np.int32)
+    positions = [np.arange(0)] * len(q_tnh)
     for row, scores_c in scores.items():
-        chosen = np.sort(np.argsort(-scores_c, stable=True)[:top_k])
-        positions_tk[row, : len(chosen)] = chosen
-    return positions_tk, pool
+        positions[row] = np.argsort(-scores_c, stable=True)[:top_k]
+    return to_array(positions, num_words(batch, pool.keys.shape[1])), pool
 
 
 def reference_scores(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.chosen import num_words, spans_to_bits, to_bits
 from pallas_kernels.paged_attention import AttentionBatch, Tiles
 from pallas_kernels.paged_attention.tiles import XLA_TILES
 from pallas_kernels.paged_attention.xla import walk_rows, widen
@@ -62,16 +63,19 @@ def xla_indexer(
         return widen(pool[first_block + blocks_sb], kv_dtype, q_tnh.dtype).reshape(len(blocks_sb), -1, h)
 
     def choose(rows: _Rows, tables_sm: Array, positions_sr: Array, _: Array | None) -> Array:
-        return _choose(rows, tables_sm, positions_sr, read, top_k=top_k, block_size=block_size, tile=tiles.kv)
+        best_srk = _choose(rows, tables_sm, positions_sr, read, top_k=top_k, block_size=block_size, tile=tiles.kv)
+        sees_all = positions_sr[..., None] < top_k
+        all_srw = spans_to_bits(jnp.zeros_like(positions_sr), positions_sr, len(nothing))
+        return jnp.where(sees_all, all_srw, to_bits(best_srk, len(nothing)))
 
-    nothing = jnp.full((top_k,), -1, jnp.int32)
+    nothing = jnp.zeros((num_words(batch, block_size),), jnp.int32)
     return walk_rows(choose, _Rows(q_tnh, weights_tn), nothing, batch, tiles), IndexerPool(pool)
 
 
 def _choose(
     rows: _Rows, tables_sm: Array, positions_sr: Array, read: _Read, *, top_k: int, block_size: int, tile: int
 ) -> Array:
-    """Choose among the positions up to each row's own; a row at position -1 gets none."""
+    """Return the best positions up to each row's own; those of a row that sees at most `top_k` may be missing."""
     # A span has at least as many positions as are chosen, or choosing would take longer than scores.
     num_tiles = -(-top_k // tile)
     tile_blocks = max(1, tile // block_size)
@@ -104,10 +108,7 @@ def _choose(
     nothing = _Best(jnp.full((*positions_sr.shape, top_k), -jnp.inf), jnp.full((*positions_sr.shape, top_k), -1))
     # A row that sees no more than `top_k` positions gets them all without scores.
     num_spans = jnp.where(num_seen > top_k, (num_seen + span - 1) // span, 0)
-    best = lax.fori_loop(0, num_spans, add_span, nothing)
-    positions_k = jnp.arange(top_k)
-    all_srk = jnp.where(positions_k <= positions_sr[..., None], positions_k, -1)
-    return jnp.where(positions_sr[..., None] < top_k, all_srk, jnp.sort(best.positions_srk, axis=2))
+    return lax.fori_loop(0, num_spans, add_span, nothing).positions_srk
 
 
 def _score(rows: _Rows, keys_sch: Array) -> Array:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from jax import Array
 
+from pallas_kernels.chosen import num_words
 from pallas_kernels.implementations import LATENT_ATTENTION, load
 from pallas_kernels.paged_attention import AttentionBatch, PoolAttention
 from pallas_kernels.paged_attention.layout import to_pool_dtype
@@ -52,7 +53,7 @@ class LatentAttention(PoolAttention):
         layer: Array | int,
         num_layers: int,
         scale: float,
-        positions_tk: Array | None = None,
+        chosen_tw: Array | None = None,
     ) -> tuple[Array, LatentPool]:
         """Write latents at the batch's slots of `layer`, and attend over sequences' blocks.
 
@@ -66,8 +67,8 @@ class LatentAttention(PoolAttention):
           layer: index of the layer, may be traced.
           num_layers: layers in the pool.
           scale: factor on the scores.
-          positions_tk: for a shape with `top_k`, and only then, the positions of its sequence that each row attends to,
-            int32 [t, top_k]: ascending, none after its own, and -1 behind them. `Indexer` chooses them.
+          chosen_tw: for a shape with `top_k`, and only then, the positions of its sequence that each row attends to, as
+            the bits of `pallas_kernels.chosen`: at most `top_k` of them, none after its own. `Indexer` chooses them.
 
         Returns:
           The weighted sums of latents [t, n, latent_dim] in q's dtype (rows of padding, and rows without a position,
@@ -76,8 +77,8 @@ class LatentAttention(PoolAttention):
         Raises:
           ValueError: for arrays that are not of this shape.
         """
-        self._check(q_tnh, latents_th, kv_pool, num_layers, positions_tk)
-        chosen = {} if positions_tk is None else {"positions_tk": positions_tk}
+        self._check(q_tnh, latents_th, kv_pool, num_layers, batch, chosen_tw)
+        chosen = {} if chosen_tw is None else {"chosen_tw": chosen_tw, "top_k": self.shape.top_k}
         return load(self._entry.function)(
             q_tnh,
             to_pool_dtype(latents_th, self.shape.kv_dtype),
@@ -94,15 +95,21 @@ class LatentAttention(PoolAttention):
         )
 
     def _check(
-        self, q_tnh: Array, latents_th: Array, kv_pool: LatentPool, num_layers: int, positions_tk: Array | None
+        self,
+        q_tnh: Array,
+        latents_th: Array,
+        kv_pool: LatentPool,
+        num_layers: int,
+        batch: AttentionBatch,
+        chosen_tw: Array | None,
     ) -> None:
         shape, t = self.shape, q_tnh.shape[0]
         if q_tnh.shape[1:] != (shape.num_heads, shape.key_dim) or latents_th.shape != (t, shape.key_dim):
             raise ValueError(f"latent_attention: q {q_tnh.shape} and latents {latents_th.shape} are not of {shape}")
-        chosen = None if positions_tk is None else positions_tk.shape
-        wanted = None if shape.top_k is None else (t, shape.top_k)
+        chosen = None if chosen_tw is None else chosen_tw.shape
+        wanted = None if shape.top_k is None else (t, num_words(batch, shape.block_size))
         if chosen != wanted:
-            raise ValueError(f"latent_attention: positions_tk has the shape {chosen}, not {wanted}, for {shape}")
+            raise ValueError(f"latent_attention: chosen_tw has the shape {chosen}, not {wanted}, for {shape}")
         [pool], [spec] = kv_pool, self.pool_spec(num_layers, len(kv_pool.latents) // num_layers)
         if (pool.shape, pool.dtype) != (spec.shape, spec.dtype):
             raise ValueError(

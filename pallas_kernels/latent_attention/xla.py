@@ -27,7 +27,8 @@ def xla_latent_attention(
     latent_dim: int,
     tiles: Tiles = XLA_TILES,
     interpret: bool = False,
-    positions_tk: Array | None = None,
+    chosen_tw: Array | None = None,
+    top_k: int | None = None,
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`; there is nothing to interpret."""
     del interpret
@@ -37,13 +38,14 @@ def xla_latent_attention(
     written_th = latents_th if kv_dtype == pool.dtype else lax.bitcast_convert_type(latents_th, pool.dtype)
     pool = pool.at[first_block + batch.slots_t // block_size, batch.slots_t % block_size].set(written_th)
 
-    if positions_tk is not None:
+    if chosen_tw is not None:
+        assert top_k is not None
 
         def read_tokens(blocks: Array, offsets: Array) -> Array:
             return widen(pool[first_block + blocks, offsets], kv_dtype, q_tnh.dtype)
 
-        settings = {"latent_dim": latent_dim, "block_size": block_size, "scale": scale, "tiles": tiles}
-        return attend_chosen(q_tnh, positions_tk, batch, read_tokens, **settings), LatentPool(pool)
+        settings = {"latent_dim": latent_dim, "block_size": block_size, "scale": scale, "top_k": top_k, "tiles": tiles}
+        return attend_chosen(q_tnh, chosen_tw, batch, read_tokens, **settings), LatentPool(pool)
 
     def read(blocks_sb: Array) -> tuple[Array, Array]:
         keys_skch = widen(pool[first_block + blocks_sb], kv_dtype, q_tnh.dtype).reshape(len(blocks_sb), 1, -1, h)

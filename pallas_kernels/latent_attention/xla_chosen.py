@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import Array, lax
 
+from pallas_kernels.chosen import to_positions
 from pallas_kernels.paged_attention import AttentionBatch, Tiles
 from pallas_kernels.paged_attention.xla import walk_rows
 
@@ -31,25 +32,26 @@ class _Softmax(NamedTuple):
 
 def attend_chosen(
     q_tnh: Array,
-    positions_tk: Array,
+    chosen_tw: Array,
     batch: AttentionBatch,
     read: _Read,
     *,
     latent_dim: int,
     block_size: int,
     scale: float,
+    top_k: int,
     tiles: Tiles,
 ) -> Array:
     """Attend each row of a step to its chosen positions, whose latents are in the pool; return [t, n, latent_dim]."""
 
     def attend(rows: tuple[Array, Array], tables_sm: Array, positions_sr: Array, _: Array | None) -> Array:
-        q_srnh, chosen_srk = rows
-        chosen_srk = jnp.where(positions_sr[..., None] < 0, -1, chosen_srk)
+        q_srnh, chosen_srw = rows
+        chosen_srk = to_positions(jnp.where(positions_sr[..., None] < 0, 0, chosen_srw), top_k)
         settings = {"latent_dim": latent_dim, "block_size": block_size, "scale": scale, "tile": tiles.kv}
         return _attend(q_srnh, chosen_srk, tables_sm, read, **settings)
 
     nothing = jnp.zeros((q_tnh.shape[1], latent_dim), q_tnh.dtype)
-    return walk_rows(attend, (q_tnh, positions_tk), nothing, batch, tiles)
+    return walk_rows(attend, (q_tnh, chosen_tw), nothing, batch, tiles)
 
 
 def _attend(

@@ -91,13 +91,13 @@ def _make_call(op: Indexer, chunks: Chunks) -> Call:
         return op(q, k, weights, pool, batch, layer=layer, num_layers=NUM_LAYERS)
 
     def compare(result: Any) -> Outcome:
-        positions, pool = result
+        chosen, pool = result
         expected, expected_pool = reference(step, op)
         null_block = LAYER * (len(expected_pool.keys) // NUM_LAYERS)
         held = held_pool(op, IndexerPool(jnp.asarray(expected_pool.keys)))
         kept = (np.delete(np.asarray(x.keys), null_block, axis=0) for x in (pool, held))
         missed = () if is_same(*kept) else ("the pool differs",)
-        return Outcome(float((np.asarray(positions) != expected).sum()), 0.0, missed)
+        return Outcome(float((np.asarray(chosen) != expected).sum()), 0.0, missed)
 
     return Call(function, (*step[:3], held_pool(op, step.pool), step.batch, jnp.int32(LAYER)), compare)
 

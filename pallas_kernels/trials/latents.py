@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_kernels.chosen import num_words, to_array
 from pallas_kernels.latent_attention import LatentAttention, LatentPool
 from pallas_kernels.latent_attention.reference import reference_latent_attention
 from pallas_kernels.paged_attention import AttentionBatch
@@ -30,8 +31,8 @@ class Step(NamedTuple):
     batch: AttentionBatch
     rows: np.ndarray
     """The rows of t that are not padding."""
-    positions: Any = None
-    """The positions that each row attends to, for a shape with `top_k`."""
+    chosen: Any = None
+    """The positions that each row attends to, as bits, for a shape with `top_k`."""
 
 
 def make(
@@ -62,19 +63,18 @@ def make(
     latents = rng.standard_normal((t, shape.key_dim)).astype(np.float32)
     to = partial(jnp.asarray, dtype=shape.dtype)
     filled = LatentPool(jnp.asarray(pool, shape.kv_dtype))
-    positions = None if shape.top_k is None else jnp.asarray(choose_positions(rng, batch, shape.top_k))
-    return Step(to(q), to(latents), filled, jax.tree.map(jnp.asarray, batch), np.flatnonzero(batch.slots_t), positions)
+    chosen = None if shape.top_k is None else jnp.asarray(choose_positions(rng, batch, shape.top_k, o))
+    return Step(to(q), to(latents), filled, jax.tree.map(jnp.asarray, batch), np.flatnonzero(batch.slots_t), chosen)
 
 
-def choose_positions(rng: np.random.Generator, batch: AttentionBatch, top_k: int) -> np.ndarray:
-    """Return random positions [t, top_k] of each row, as an indexer would choose them."""
-    positions_tk = np.full((len(batch.slots_t), top_k), -1, np.int32)
+def choose_positions(rng: np.random.Generator, batch: AttentionBatch, top_k: int, block_size: int) -> np.ndarray:
+    """Return random positions of each row, as an indexer would choose them."""
+    positions = [np.arange(0)] * len(batch.slots_t)
     for start, end, length in zip(batch.query_starts_s, batch.query_ends_s, batch.context_lens_s, strict=True):
         for row in range(start, end):
             seen = length - end + row + 1
-            chosen = rng.choice(seen, min(seen, top_k), replace=False)
-            positions_tk[row, : len(chosen)] = np.sort(chosen)
-    return positions_tk
+            positions[row] = rng.choice(seen, min(seen, top_k), replace=False)
+    return to_array(positions, num_words(batch, block_size))
 
 
 def reference(step: Step, op: LatentAttention, *, scale: float = SCALE) -> tuple[np.ndarray, LatentPool]:
@@ -86,8 +86,8 @@ def reference(step: Step, op: LatentAttention, *, scale: float = SCALE) -> tuple
 def _reference(step: Step, op: LatentAttention, scale: float) -> tuple[np.ndarray, LatentPool]:
     q, latents, pool = (np.asarray(x) for x in (step.q, step.latents, step.pool.latents))
     fixed = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": scale, "latent_dim": op.shape.latent_dim}
-    positions = None if step.positions is None else np.asarray(step.positions)
-    return reference_latent_attention(q, latents, LatentPool(pool), step.batch, **fixed, positions_tk=positions)
+    chosen = None if step.chosen is None else np.asarray(step.chosen)
+    return reference_latent_attention(q, latents, LatentPool(pool), step.batch, **fixed, chosen_tw=chosen)
 
 
 def latent_trials(op: LatentAttention) -> Iterator[Trial]:
@@ -101,16 +101,16 @@ def _make_call(op: LatentAttention, chunks: Chunks) -> Call:
     step = step._replace(batch=as_engine(op, chunks, step.batch))
     scale = op.shape.key_dim**-0.5
 
-    def function(q: Any, latents: Any, pool: Any, batch: Any, layer: Any, positions: Any) -> Any:
+    def function(q: Any, latents: Any, pool: Any, batch: Any, layer: Any, chosen: Any) -> Any:
         settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": scale}
-        return op(q, latents, pool, batch, **settings, positions_tk=positions)
+        return op(q, latents, pool, batch, **settings, chosen_tw=chosen)
 
     def compare(result: Any) -> Outcome:
         exact, exact_pool = _reference(step, op, scale)
         expected = _held_pool(op, LatentPool(jnp.asarray(exact_pool.latents)))
         return compare_attention(result, exact, expected, step.rows, op.shape.dtype)
 
-    arguments = step.q, step.latents, _held_pool(op, step.pool), step.batch, jnp.int32(LAYER), step.positions
+    arguments = step.q, step.latents, _held_pool(op, step.pool), step.batch, jnp.int32(LAYER), step.chosen
     return Call(function, arguments, compare)
 
 

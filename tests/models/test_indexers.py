@@ -13,6 +13,7 @@ import pytest
 from jaxllm.models import ModelConfig, ModelSpecs, get_family
 from jaxllm.models.inputs import last_positions
 from jaxllm.models.plan import LayerPlan
+from pallas_kernels.chosen import to_lists
 from pallas_kernels.paged_attention.batches import ragged_batch
 from tests.models.tiny import read_hf_config, read_tensors
 
@@ -95,9 +96,8 @@ def test_windows_of_latents_are_the_last_positions() -> None:
     chunks = [(9, 1), (1, 1), (30, 7), (5, 5), (12, 2)]
     batch = ragged_batch(chunks, [[1, 2]] * 5, block_size=16, query_tile=4, row_alignment=8, padding=3)
     batch = jax.tree.map(jnp.asarray, batch)
-    positions_tw = np.asarray(last_positions(batch, 6, len(batch.slots_t)))
+    positions = to_lists(np.asarray(last_positions(batch, 6, len(batch.slots_t), 16)))
     for (length, count), start in zip(chunks, batch.query_starts_s, strict=False):
         for i in range(count):
             last = length - count + i
-            want = list(range(max(0, last - 5), last + 1))
-            assert positions_tw[start + i].tolist() == want + [-1] * (6 - len(want))
+            assert positions[start + i].tolist() == list(range(max(0, last - 5), last + 1))

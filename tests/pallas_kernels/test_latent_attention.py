@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
+from pallas_kernels.chosen import to_lists
 from pallas_kernels.latent_attention import LatentAttention, LatentPool, LatentShape, pick
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.latent_attention.cpu.kernel import ROWS_PER_CORE, Kernel
@@ -62,9 +63,9 @@ def attention(
 def compiled(op: LatentAttention) -> Any:
     """Return the op as a function that compiles once for a test's steps of the same shapes."""
 
-    def function(q, latents, pool, batch, layer, positions):
+    def function(q, latents, pool, batch, layer, chosen):
         settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": SCALE}
-        return op(q, latents, pool, batch, **settings, positions_tk=positions)
+        return op(q, latents, pool, batch, **settings, chosen_tw=chosen)
 
     quick: dict[str, Any] = dict(QUICK_COMPILE) if op.implementation == "xla" else {}
     return jax.jit(function, compiler_options={"xla_allow_excess_precision": False, **quick})
@@ -75,7 +76,7 @@ def run(op: LatentAttention, step: Step, batch: AttentionBatch | None = None) ->
     pool = step.pool
     if op.shape.kv_dtype.itemsize == 1:
         pool = LatentPool(jax.lax.bitcast_convert_type(pool.latents, jnp.uint8))
-    return compiled(op)(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER, step.positions)
+    return compiled(op)(step.q, step.latents, pool, step.batch if batch is None else batch, LAYER, step.chosen)
 
 
 def assert_same(got: Any, expected: Any, dtype: Any) -> None:
@@ -134,10 +135,9 @@ def test_chosen_positions_match_the_reference(dtype: Any, sizes: tuple[int, int,
     assert_matches(op, step)
     # Each row sees nothing but its positions: the rest of the pool may as well be NaN.
     tables, seen = np.asarray(step.batch.block_tables_sm), np.zeros(step.pool.latents.shape[:2], bool)
-    first = LAYER * (len(step.pool.latents) // NUM_LAYERS)
+    first, chosen = LAYER * (len(step.pool.latents) // NUM_LAYERS), to_lists(np.asarray(step.chosen))
     for seq, (start, end) in enumerate(zip(step.batch.query_starts_s, step.batch.query_ends_s, strict=True)):
-        positions = np.unique(step.positions[start:end])
-        positions = positions[positions >= 0]
+        positions = np.unique([position for row in range(start, end) for position in chosen[row]]).astype(int)
         seen[first + tables[seq][positions // op.shape.block_size], positions % op.shape.block_size] = True
     poisoned = jnp.where(seen[..., None], step.pool.latents, jnp.nan)
     assert_matches(op, step._replace(pool=LatentPool(poisoned)))
@@ -155,7 +155,7 @@ def test_chosen_positions_in_a_narrower_pool(dtype: Any, kv_dtype: Any) -> None:
 def test_all_positions_chosen_is_attention_to_all(dtype: Any) -> None:
     step = make(draw_seed(), RAGGED, attention((4, 32, 16), dtype, top_k=300))
     chosen, _ = run(attention((4, 32, 16), dtype, top_k=300), step)
-    out, _ = run(attention((4, 32, 16), dtype), step._replace(positions=None))
+    out, _ = run(attention((4, 32, 16), dtype), step._replace(chosen=None))
     tolerance = 2e-5 if dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(float32(chosen)[step.rows], float32(out)[step.rows], rtol=tolerance, atol=tolerance)
 
@@ -163,18 +163,18 @@ def test_all_positions_chosen_is_attention_to_all(dtype: Any) -> None:
 def test_a_row_without_a_position_is_finite() -> None:
     op = attention((4, 32, 16), top_k=8)
     step = make(draw_seed(), [(5, 1), (130, 1), (33, 33)], op)
-    out, _ = run(op, step._replace(positions=jnp.full_like(step.positions, -1)))
+    out, _ = run(op, step._replace(chosen=jnp.zeros_like(step.chosen)))
     assert np.isfinite(float32(out)).all()
 
 
 def test_positions_come_with_a_shape_that_has_them() -> None:
     op = attention((4, 32, 16), top_k=8)
     step = make(5, [(5, 5)], op)
-    with pytest.raises(ValueError, match="positions_tk has the shape None, not"):
-        run(op, step._replace(positions=None))
-    with pytest.raises(ValueError, match="positions_tk has the shape"):
-        run(op, step._replace(positions=step.positions[:, :3]))
-    with pytest.raises(ValueError, match=r"positions_tk has the shape \(.*\), not None"):
+    with pytest.raises(ValueError, match="chosen_tw has the shape None, not"):
+        run(op, step._replace(chosen=None))
+    with pytest.raises(ValueError, match="chosen_tw has the shape"):
+        run(op, step._replace(chosen=jnp.tile(step.chosen, 2)))
+    with pytest.raises(ValueError, match=r"chosen_tw has the shape \(.*\), not None"):
         run(attention((4, 32, 16)), step)
 
 
@@ -219,14 +219,14 @@ def test_a_row_does_not_depend_on_its_batch(dtype: Any, sizes: tuple[int, int, i
             num_decodes=np.int32(len(picked)),
             num_tiles=np.int32(0),
         )
-        rows = {"q": whole.q[index], "latents": whole.latents[index], "positions": pick_rows(whole, index)}
+        rows = {"q": whole.q[index], "latents": whole.latents[index], "chosen": pick_rows(whole, index)}
         decoded, _ = run(op, whole._replace(**rows, pool=filled, batch=alone))
         assert_same(decoded, out[index], dtype)
 
 
 def pick_rows(step: Step, index: Any) -> Any:
     """Return the chosen positions of some rows, if there are any."""
-    return None if step.positions is None else step.positions[index]
+    return None if step.chosen is None else step.chosen[index]
 
 
 @pytest.mark.parametrize(("sizes", "top_k"), [((4, 32, 16), None), ((16, 512, 64), None), ((4, 32, 16), 33)])
@@ -250,7 +250,7 @@ def test_chunks_equal_the_whole(dtype: Any, sizes: tuple[int, int, int], top_k: 
             num_tiles=np.int32(len(starts)),
         )
         index = slice(start, end)
-        rows = {"q": whole.q[index], "latents": whole.latents[index], "positions": pick_rows(whole, index)}
+        rows = {"q": whole.q[index], "latents": whole.latents[index], "chosen": pick_rows(whole, index)}
         inputs = whole._replace(**rows, pool=pool, batch=part)
         got, pool = run(op, inputs)
         parts.append(float32(got))

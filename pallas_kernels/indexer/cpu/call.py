@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from pallas_kernels.chosen import num_words
 from pallas_kernels.native.compiling import register
 from pallas_kernels.paged_attention import AttentionBatch, Tiles
 
@@ -57,13 +58,14 @@ def cpu_indexer(
     shape = IndexerShape(n, h, top_k, pool.shape[1], jnp.dtype(q_tnh.dtype), jnp.dtype(k_th.dtype))
     if k_th.dtype != pool.dtype:
         k_th = jax.lax.bitcast_convert_type(k_th, pool.dtype)
+    chosen_spec = jax.ShapeDtypeStruct((t, num_words(batch, shape.block_size)), jnp.int32)
     call = jax.ffi.ffi_call(
         cpu_prepare(shape),
-        (jax.ShapeDtypeStruct(pool.shape, pool.dtype), jax.ShapeDtypeStruct((t, top_k), jnp.int32)),
+        (jax.ShapeDtypeStruct(pool.shape, pool.dtype), chosen_spec),
         input_output_aliases={0: 0},
     )
     # In the order of `kernel.BUFFERS`.
-    pool, positions_tk = call(
+    pool, chosen_tw = call(
         pool,
         q_tnh,
         k_th,
@@ -78,4 +80,4 @@ def cpu_indexer(
         batch.num_tiles,
         jnp.asarray(layer * (len(pool) // num_layers), jnp.int32),
     )
-    return positions_tk, IndexerPool(pool)
+    return chosen_tw, IndexerPool(pool)

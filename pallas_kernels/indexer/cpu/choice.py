@@ -11,9 +11,9 @@ _DIGITS = (11, 11, 10)
 
 
 def choose(e: Emitter, scores: Any, count: Any, target: Any, top_k: int) -> None:
-    """Store the positions of the `top_k` largest of more than `top_k` unsigned integers, in ascending order.
+    """Set the bits of the `top_k` largest of more than `top_k` unsigned integers; of equal ones the first are chosen.
 
-    Of equal ones the first ones are chosen.
+    The target's words are 0 before.
     """
     counts = e.array(I32, 1 << max(_DIGITS))
     least, wanted = e.variable(I32, I32(0)), e.variable(I32, I32(top_k))
@@ -24,14 +24,15 @@ def choose(e: Emitter, scores: Any, count: Any, target: Any, top_k: int) -> None
         digit = _find_digit(e, counts, wanted, bits)
         least.value = e.ir.or_(least.value, e.ir.shl(digit, I32(shift)))
     # `wanted` is now the number of integers to take that equal the least one.
-    taken, limit = e.variable(I64, I64(0)), least.value
+    limit = least.value
     with e.range(0, count) as position:
         score = e.load(scores, I32, position)
         is_equal = e.ir.icmp_signed("==", score, limit)
         is_wanted = e.ir.and_(is_equal, e.ir.icmp_signed(">", wanted.value, I32(0)))
         with e.ir.if_then(e.ir.or_(is_wanted, e.ir.icmp_unsigned(">", score, limit))):
-            e.store(e.ir.trunc(position, I32), target, taken.value)
-            taken.value = e.sum(taken.value, 1)
+            word = e.ir.lshr(position, I64(5))
+            bit = e.ir.shl(I32(1), e.ir.trunc(e.ir.and_(position, I64(31)), I32))
+            e.store(e.ir.or_(e.load(target, I32, word), bit), target, word)
             wanted.value = e.ir.sub(wanted.value, e.ir.zext(is_equal, I32))
 
 

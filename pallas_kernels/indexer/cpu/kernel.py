@@ -58,21 +58,19 @@ class Kernel:
         return e.load(e.load(dims, POINTER, BUFFERS.index(name)), I64, axis)
 
     def _add_prepare(self) -> ir.Function:
-        """Write the keys of all tokens, fill the output of rows of padding, and count the work."""
+        """Write the keys of all tokens, clear the output, and count the work."""
         shape, h = self.shape, self.shape.head_dim
         e, (buffers, dims) = add_function(self.module, "prepare", I64, POINTER, POINTER)
         of = self._buffers(e, buffers)
         first_slot = e.product(e.load_int(of["first_block"], 0), shape.block_size)
+        e.clear(of["out"], e.product(self._size(e, dims, "out", 0), self._size(e, dims, "out", 1), 4))
         with e.range(0, self._size(e, dims, "q", 0)) as token:
             slot = e.load_int(of["slots"], token)
-            with e.ir.if_else(e.ir.icmp_signed("==", slot, I64(0))) as (is_padding, is_token):
-                with is_padding, e.range(0, shape.top_k) as i:
-                    e.store(I32(-1), of["out"], e.product(token, shape.top_k), i)
-                with is_token:
-                    source = e.at(of["k"], self.storage, e.product(token, h))
-                    target = e.at(of["pool"], self.storage, e.product(e.sum(first_slot, slot), h))
-                    with e.range(0, h, LANES) as i:
-                        e.store_vector(e.load_vector(source, self.storage, i), target, i)
+            with e.ir.if_then(e.ir.icmp_signed("!=", slot, I64(0))):
+                source = e.at(of["k"], self.storage, e.product(token, h))
+                target = e.at(of["pool"], self.storage, e.product(e.sum(first_slot, slot), h))
+                with e.range(0, h, LANES) as i:
+                    e.store_vector(e.load_vector(source, self.storage, i), target, i)
         e.ir.ret(e.sum(e.load_int(of["num_tiles"], 0), e.load_int(of["num_decodes"], 0)))
         return e.function
 
@@ -96,12 +94,14 @@ class Kernel:
         top_k = self.shape.top_k
         e, (buffers, dims, seq, row) = add_function(self.module, "choose", VOID, POINTER, POINTER, I64, I64)
         of = self._buffers(e, buffers)
-        target = e.at(of["out"], I32, e.product(row, top_k))
+        target = e.at(of["out"], I32, e.product(row, self._size(e, dims, "out", 1)))
         seen = e.sum(e.ir.sub(e.load_int(of["lens"], seq), e.load_int(of["ends"], seq)), row, 1)
         with e.ir.if_else(e.ir.icmp_signed("<=", seen, I64(top_k))) as (takes_all, takes_best):
-            with takes_all, e.range(0, top_k) as i:
-                is_seen = e.ir.icmp_signed("<", i, seen)
-                e.store(e.ir.select(is_seen, e.ir.trunc(i, I32), I32(-1)), target, i)
+            with takes_all, e.range(0, seen, 32) as start:
+                # Bits below 32, and all of them in a word that the row sees whole.
+                unseen = e.ir.sub(I64(32), e.least(e.ir.sub(seen, start), 32))
+                word = e.ir.lshr(I32(-1), e.ir.trunc(unseen, I32))
+                e.store(word, target, e.ir.lshr(start, I64(5)))
             with takes_best:
                 size = e.product(e.ceil_div(seen, LANES), LANES * 4)
                 scores = e.ir.call(libc(self.module, "malloc", POINTER, [I64]), [size])

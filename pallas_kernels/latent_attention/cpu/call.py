@@ -60,13 +60,13 @@ def cpu_latent_attention(
     latent_dim: int,
     tiles: Tiles,
     interpret: bool = False,
-    positions_tk: Array | None = None,
+    chosen_tw: Array | None = None,
+    top_k: int | None = None,
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`; there is nothing to interpret."""
     del tiles, interpret
     [pool], (t, n, h) = kv_pool, q_tnh.shape
     dtypes = jnp.dtype(q_tnh.dtype), jnp.dtype(latents_th.dtype)
-    top_k = None if positions_tk is None else positions_tk.shape[1]
     shape = LatentShape(n, latent_dim, h - latent_dim, pool.shape[1], *dtypes, top_k)
     if latents_th.dtype != pool.dtype:
         latents_th = jax.lax.bitcast_convert_type(latents_th, pool.dtype)
@@ -90,6 +90,6 @@ def cpu_latent_attention(
         batch.num_tiles,
         jnp.asarray(layer * (len(pool) // num_layers), jnp.int32),
         jnp.float32(scale),
-        *([] if positions_tk is None else [positions_tk]),
+        *([] if chosen_tw is None else [chosen_tw]),
     )
     return out_tnl, LatentPool(pool)

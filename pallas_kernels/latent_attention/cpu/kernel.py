@@ -55,7 +55,7 @@ BUFFERS = [
     "out",
 ]
 """The call's arguments and results, in order."""
-CHOSEN_BUFFERS = [*BUFFERS[:-2], "positions", *BUFFERS[-2:]]
+CHOSEN_BUFFERS = [*BUFFERS[:-2], "chosen", *BUFFERS[-2:]]
 """The same for shapes with `top_k`."""
 
 
@@ -159,8 +159,9 @@ class Kernel:
                 self._begin(e, of, unit, group, (first, last), lambda lane: e.sum(before, e.ir.udiv(lane, I64(n))))
             self._pass_all(e, of, unit, table, e.sum(before, e.ir.udiv(last, I64(n))))
         else:
-            chosen = e.at(of["positions"], I32, e.product(e.ir.udiv(first, I64(n)), top_k))
-            count = self._count(e, chosen)
+            chosen = e.array(I32, top_k)
+            words = self._size(e, dims, "chosen", 1)
+            count = self._unpack(e, e.at(of["chosen"], I32, e.product(e.ir.udiv(first, I64(n)), words)), words, chosen)
             with e.range(0, groups) as group:
                 self._begin(e, of, unit, group, (first, last), lambda _: count)
             self._pass_chosen(e, of, unit, table, chosen, count)
@@ -197,12 +198,19 @@ class Kernel:
                     e.store_vector(e.load_vector(source, storage, j), target, j)
             way.attend(e, unit, Tile(start, live, places, places, I1(0)))
 
-    def _count(self, e: Emitter, chosen: Any) -> Any:
-        """Return the number of positions that are chosen for a row."""
+    def _unpack(self, e: Emitter, bits: Any, words: Any, chosen: Any) -> Any:
+        """Store the positions whose bits are set, `top_k` of them at most, and return their number."""
         count = e.variable(I64, I64(0))
-        with e.range(0, self.shape.top_k) as i:
-            is_chosen = e.ir.icmp_signed(">=", e.load(chosen, I32, i), I32(0))
-            count.value = e.sum(count.value, e.ir.zext(is_chosen, I64))
+        with e.range(0, words) as number:
+            word = e.load(bits, I32, number)
+            is_open = e.ir.icmp_signed("<", count.value, I64(self.shape.top_k))
+            with e.ir.if_then(e.ir.and_(e.ir.icmp_signed("!=", word, I32(0)), is_open)), e.range(0, 32) as bit:
+                is_set = e.ir.trunc(e.ir.lshr(word, e.ir.trunc(bit, I32)), I1)
+                is_open = e.ir.icmp_signed("<", count.value, I64(self.shape.top_k))
+                with e.ir.if_then(e.ir.and_(is_set, is_open)):
+                    position = e.sum(e.product(number, 32), bit)
+                    e.store(e.ir.trunc(position, I32), chosen, count.value)
+                    count.value = e.sum(count.value, 1)
         return count.value
 
     def _begin(
