@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -99,12 +100,15 @@ class Soak:
         """Keep readers busy."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
-            while len(self._tasks) < NUM_READERS:
-                self._num_requests += 1
-                task = asyncio.create_task(self._reader(llm, f"r{self._num_requests}"))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            self._add_readers(llm)
             await asyncio.sleep(self._random.expovariate(50.0))
+
+    def _add_readers(self, llm: AsyncLLM) -> None:
+        while len(self._tasks) < NUM_READERS:
+            self._num_requests += 1
+            task = asyncio.create_task(self._reader(llm, f"r{self._num_requests}"))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _rest(self, llm: AsyncLLM) -> None:
         """Wait for all readers to end, and check that nothing is left."""
@@ -123,10 +127,14 @@ class Soak:
 
     async def _kill(self, llm: AsyncLLM) -> None:
         """Kill the core under load; its readers must end, and soon."""
+        # A core that stands still finishes nothing, so that some readers wait for it when it is killed.
+        os.kill(handle_of(llm).pid, signal.SIGSTOP)
+        self._add_readers(llm)
+        await asyncio.sleep(0.05)
         self._was_killed = True
         self.num_kills += 1
         began = time.monotonic()
-        os.kill(handle_of(llm).pid, 9)
+        os.kill(handle_of(llm).pid, signal.SIGKILL)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=LOST_SECONDS)
         # Readers that had just finished, or were refused, end before the death is noticed.
