@@ -38,6 +38,9 @@ LATENT: dict[str, Any] = {
 }  # fmt: skip
 YARN: dict[str, Any] = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32}
 YARN |= {"beta_slow": 1}
+FP8_BLOCKS: dict[str, Any] = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+}  # fmt: skip
 AWQ: dict[str, Any] = {
     "quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm",
     "modules_to_not_convert": None,
@@ -171,10 +174,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 128, "q_lora_rank": 1536, "moe_intermediate_size": 2048, "n_routed_experts": 256,
         "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 3,
         "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
-        "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
-        "quantization_config": {
-            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
-        },
+        "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}, "quantization_config": FP8_BLOCKS,
+    },
+    "glm-5": LATENT | {
+        "architectures": ["GlmMoeDsaForCausalLM"], "model_type": "glm_moe_dsa", "vocab_size": 154_880,
+        "hidden_size": 6144, "intermediate_size": 12_288, "num_hidden_layers": 78, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "q_lora_rank": 2048, "qk_nope_head_dim": 192, "v_head_dim": 256,
+        "max_position_embeddings": 202_752, "rms_norm_eps": 1e-5, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": 3,
+        "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+        "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "quantization_config": FP8_BLOCKS,
     },
     "mimo-v2-flash": {
         "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "torch_dtype": "bfloat16",
@@ -188,8 +198,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 262_144, "tie_word_embeddings": False, "n_routed_experts": 256,
         "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": None, "n_group": 1,
         "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": None, "scoring_func": "sigmoid",
-        "topk_method": "noaux_tc", "quantization_config": {
-            "quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+        "topk_method": "noaux_tc", "quantization_config": FP8_BLOCKS | {
             "ignored_layers": [f"model.layers.{layer}.self_attn.o_proj" for layer in range(48)],
         },
     },
@@ -277,6 +286,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "whisper-large-v3": WHISPER | {"decoder_layers": 32},
     "whisper-large-v3-turbo": WHISPER | {"decoder_layers": 4},
 }  # fmt: skip
+MODELS["deepseek-v3.2"] = MODELS["deepseek-v3"] | {
+    "architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32", "index_n_heads": 64,
+    "index_head_dim": 128, "index_topk": 2048,
+}  # fmt: skip
 SMALL_HYBRID: dict[str, Any] = MODELS["qwen3.5-0.8b"] | {
     "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64,
     "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
@@ -356,6 +369,8 @@ HUB_IDS = {
     "qwen3.6-35b-a3b": "Qwen/Qwen3.6-35B-A3B",
     "deepseek-v2-lite": "deepseek-ai/DeepSeek-V2-Lite",
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "deepseek-v3.2": "deepseek-ai/DeepSeek-V3.2",
+    "glm-5": "zai-org/GLM-5",
     "mimo-v2-flash": "XiaomiMiMo/MiMo-V2-Flash",
     "hy3": "tencent/Hy3-preview",
     "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
