@@ -195,12 +195,27 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     positions: list[TokenLogprobs]
 
 
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """One task's part of the outputs of tokens, in a model whose tasks have heads of their own."""
+
+    start: int
+    size: int
+    """Its columns, among those of all tasks."""
+    activation: str
+    """What `use_activation` does to it: "normalize" or "relu"."""
+    first_id: int | None
+    last_id: int | None
+    """The tokens that have no output if a prompt begins, or ends, with them; None for none."""
+
+
 class Pooled(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Outputs of a pooling model, end to end, as float32 in the machine's order."""
 
     data: bytes
     num_rows: int
     """One for a sequence, or as many as there are tokens."""
+    is_flat: bool = False
+    """A token's output is one number, without an axis of its own."""
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -195,11 +195,29 @@ class HeadLayer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenHead:
+    """The head of one task of tokens, in a model whose tasks have heads of their own."""
+
+    task: str
+    layers: tuple[HeadLayer, ...]
+    activation: str
+    """The last operation on an output, which requests may leave out: "normalize" or "relu"."""
+    first_id: int | None = None
+    last_id: int | None = None
+    """The tokens that have no output if a prompt begins, or ends, with them; None for none."""
+
+    @property
+    def size(self) -> int:
+        """Return the size of one output."""
+        return self.layers[-1].size
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pooling:
     """How hidden states become one output for each sequence, or for each token."""
 
     tasks: tuple[str, ...]
-    """The tasks of the head: embed and token_embed, or classify and token_classify."""
+    """The tasks of the head: embed and token_embed, or classify and token_classify; with `token_heads` also both."""
     kind: str
     """The hidden state that represents a sequence: that of its first (CLS) or last (LAST) token, or the mean (MEAN)."""
     head: tuple[HeadLayer, ...] = ()
@@ -207,14 +225,25 @@ class Pooling:
     """The output is one number: the head's second output minus its first."""
     filler_id: int | None = None
     """The token that fills up queries at their end (ColBERT), which no token attends to; None if there is none."""
+    token_heads: tuple[TokenHead, ...] = ()
+    """The heads of the tasks of tokens, if these do not share `head`. A step computes the outputs of all of them, side
+    by side."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a kind that does not exist."""
         if self.kind not in POOLING_TYPES:
             raise ValueError(f"pooling_type is {self.kind!r}, which is not supported, only {', '.join(POOLING_TYPES)}")
 
+    @property
+    def layers(self) -> tuple[HeadLayer, ...]:
+        """Return the layers of all heads, those of `head` first."""
+        return (*self.head, *(layer for head in self.token_heads for layer in head.layers))
+
     def size(self, hidden_size: int) -> int:
-        """Return the size of one output."""
+        """Return the size of one output of the first task."""
+        own_head = next((head for head in self.token_heads if head.task == self.tasks[0]), None)
+        if own_head is not None:
+            return own_head.size
         return 1 if self.is_difference else self.head[-1].size if self.head else hidden_size
 
 

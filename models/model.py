@@ -339,8 +339,8 @@ class Model:
 
     @jax.named_scope("pool")
     def pool_tokens(self, params: _Params, hidden_td: Array) -> Array:
-        """Return the float32 outputs [t, o] of all tokens of a step."""
-        return self._head(params, len(hidden_td))(hidden_td)
+        """Return the float32 outputs [t, o] of all tokens of a step; see `Pooling.token_heads`."""
+        return self._head(params, len(hidden_td)).of_tokens(hidden_td)
 
     def _head(self, params: _Params, num_rows: int) -> PoolingHead:
         return nnx.merge(self.specs.head.definition, bind(params.get("head", {}), num_rows, self.ops))

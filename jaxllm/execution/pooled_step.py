@@ -5,13 +5,14 @@ The step is one pure function from parameters, pool and packed inputs to outputs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
 
-from jaxllm.core_messages import Pooled, RequestError
+from jaxllm.core_messages import Pooled, RequestError, TokenOutput
 from jaxllm.execution.batch import first_rows
 from jaxllm.execution.caches import Caches, Pools
 from jaxllm.execution.packing import BatchShape, unpack
@@ -51,10 +52,12 @@ class Activation(NamedTuple):
     """The last operation on an output: calibration, then an activation if the request wants it."""
 
     name: str = "none"
-    """One of "normalize" (to length 1), "sigmoid", "softmax" and "none"."""
+    """One of "normalize" (to length 1), "sigmoid", "softmax", "relu" and "none"."""
     mean: float = 0.0
     sigma: float = 1.0
     """An output x counts as (x - mean) / sigma."""
+    token_outputs: Mapping[str, TokenOutput] = MappingProxyType({})
+    """The columns and activations of tasks of tokens that have heads of their own, by task."""
 
     def __call__(self, rows_ro: np.ndarray, *, activates: bool) -> np.ndarray:
         """Calibrate float32 rows, one by one, and activate them if `activates`."""
@@ -69,6 +72,8 @@ class Activation(NamedTuple):
             case "softmax":
                 powers_ro = np.exp(rows_ro - rows_ro.max(axis=1, keepdims=True))
                 return powers_ro / powers_ro.sum(axis=1, keepdims=True)
+            case "relu":
+                return np.maximum(rows_ro, np.float32(0))
             case _:
                 return rows_ro
 
@@ -112,14 +117,25 @@ def _read_sequences(
 def _read_tokens(chunk: Chunk, outputs_to: np.ndarray, activation: Activation) -> Pooled | RequestError:
     params = chunk.owner.pooling
     assert params is not None
+    part = activation.token_outputs.get(params.task or "")
+    if part is not None:
+        outputs_to, activation = outputs_to[:, part.start : part.start + part.size], Activation(part.activation)
     if params.returned_token_ids is not None:
         outputs_to = outputs_to[:, params.returned_token_ids]
     rows_to = _finish(outputs_to, *_wish(params), activation)
     if params.step_tag_id is not None:
         rows_to = rows_to[np.asarray(chunk.token_ids) == params.step_tag_id]
+    if part is not None:
+        rows_to = rows_to[_inner(chunk.token_ids, part)]
     if not np.isfinite(rows_to).all():
         return _NO_NUMBER
-    return Pooled(rows_to.tobytes(), len(rows_to))
+    return Pooled(rows_to.tobytes(), len(rows_to), is_flat=part is not None and part.size == 1)
+
+
+def _inner(token_ids: Sequence[int], part: TokenOutput) -> slice:
+    """Return the tokens of a whole prompt that have an output."""
+    drops_first, drops_last = token_ids[0] == part.first_id, token_ids[-1] == part.last_id
+    return slice(int(drops_first), len(token_ids) - int(drops_last))
 
 
 def _wish(params: PoolingParams | None) -> tuple[bool, int | None]:

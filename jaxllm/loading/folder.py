@@ -18,6 +18,7 @@ from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME, tekken_tokenizer
 from jaxllm.loading.sentence_transformers import METADATA_KEY, METADATA_NAME, read_files
 from jaxllm.loading.weight_files import (
     FORMATS,
+    HEAD_FILES,
     TORCH,
     FileFormat,
     WeightFile,
@@ -82,18 +83,18 @@ class FolderCheckpoint(Checkpoint):
         tensors: dict[str, TensorInfo] = {}
         weight_map = read_index(self._folder, form, self.source)
         names = weight_files(self._folder, form, weight_map, self.source)
+        names += head_files(self._folder)
         if self.sentence_files is not None:
             names += _module_weights(self._folder, self.sentence_files.weight_files, self.source)
         for file_name in names:
             file = open_weights(self._folder / file_name, self.source)
-            for own_name, entry in file.entries.items():
-                name = tensor_prefix(file_name) + own_name
+            for name, info in named_tensors(file_name, file).items():
                 if weight_map.get(name, file_name) != file_name:
                     continue
                 if name in self._files:
                     raise model_error(f"tensor {name!r} is in two files, {file_name} the second", self.source)
-                self._files[name] = file, own_name
-                tensors[name] = TensorInfo(entry.shape, entry.dtype.name, entry.num_bytes)
+                self._files[name] = file, name.removeprefix(tensor_prefix(file_name))
+                tensors[name] = info
         for name, file_name in weight_map.items():
             if name not in tensors:
                 text = f"{form.index} places {name!r} in {file_name}, which does not hold it"
@@ -168,6 +169,8 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
     config = read_json(path, source)
     if config.get("model_type") == "qwen3_asr" and isinstance(parts := config.pop("thinker_config", None), dict):
         config = parts | config  # the hub's form becomes HF's
+    if config.get("architectures") == ["XLMRobertaModel"] and head_files(folder):
+        config["architectures"] = ["BgeM3EmbeddingModel"]
     if config.get("architectures") == ["HF_ColBERT"]:
         metadata = folder / METADATA_NAME
         config[METADATA_KEY] = read_json(metadata, source) if metadata.is_file() else {}
@@ -226,8 +229,24 @@ def _module_weights(folder: Path, names: list[str], source: str) -> list[str]:
     return files
 
 
+def head_files(folder: Path) -> list[str]:
+    """Return the files of BGE-M3's heads; [] if they are not all in the folder."""
+    return list(HEAD_FILES) if all((folder / name).is_file() for name in HEAD_FILES) else []
+
+
+def named_tensors(file_name: str, file: WeightFile) -> dict[str, TensorInfo]:
+    """Return the tensors of a weight file, by the names that they have in the checkpoint."""
+    prefix = tensor_prefix(file_name)
+    return {
+        prefix + name: TensorInfo(entry.shape, entry.dtype.name, entry.num_bytes)
+        for name, entry in file.entries.items()
+    }
+
+
 def tensor_prefix(file_name: str) -> str:
-    """Return the prefix of the names of a file's tensors: its folder, if it is not the model's own."""
+    """Return the prefix of the names of a file's tensors: its folder, if it is not the model's own, or its head."""
+    if file_name in HEAD_FILES:
+        return f"{Path(file_name).stem}."
     return file_name[: file_name.rfind("/") + 1]
 
 

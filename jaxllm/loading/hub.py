@@ -23,7 +23,7 @@ from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
 from jaxllm.loading.mistral.config import PARAMS_NAME
 from jaxllm.loading.safetensors import DTYPES
 from jaxllm.loading.sentence_transformers import METADATA_NAME, SENTENCE_FILES, read_files
-from jaxllm.loading.weight_files import MISTRAL, SAFETENSORS, TORCH
+from jaxllm.loading.weight_files import HEAD_FILES, MISTRAL, SAFETENSORS, TORCH, open_weights
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -48,12 +48,13 @@ SMALL_FILES = (
     "additional_chat_templates/*.jinja",
     *SENTENCE_FILES,
     METADATA_NAME,
+    *HEAD_FILES,
     SAFETENSORS.index,
     TORCH.index,
     MISTRAL.index,
     PARAMS_NAME,
 )
-"""The small files that opening downloads: no code, and no weights."""
+"""The small files that opening downloads: no code, and no weights, except those of BGE-M3's heads (2 MB)."""
 _NUM_HEADER_THREADS = 8
 
 
@@ -147,7 +148,15 @@ class HubCheckpoint(Checkpoint):
         ask = partial(_read_header, self._repository, self._small.name)
         with ThreadPoolExecutor(_NUM_HEADER_THREADS) as pool:
             headers = list(pool.map(ask, self._names))
-        return {name: info for header in headers for name, info in header.items()}
+        return {name: info for header in headers for name, info in header.items()} | self._read_heads()
+
+    def _read_heads(self) -> dict[str, TensorInfo]:
+        """Return the tensors of BGE-M3's heads, which are among the small files."""
+        tensors: dict[str, TensorInfo] = {}
+        for file_name in local.head_files(self._small):
+            file = open_weights(self._small / file_name, self.source)
+            tensors |= local.named_tensors(file_name, file)
+        return tensors
 
 
 def _read_header(repository: Repository, commit: str, file_name: str) -> dict[str, TensorInfo]:

@@ -28,7 +28,15 @@ from jaxllm.loading.sentence_transformers import (
     module_files,
     read_files,
 )
-from jaxllm.loading.weight_files import FORMATS, MISTRAL, SAFETENSORS, WEIGHT_SUFFIXES, FileFormat, read_index
+from jaxllm.loading.weight_files import (
+    FORMATS,
+    HEAD_FILES,
+    MISTRAL,
+    SAFETENSORS,
+    WEIGHT_SUFFIXES,
+    FileFormat,
+    read_index,
+)
 from jaxllm.params.checks import shown
 
 LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy")
@@ -205,9 +213,9 @@ def _open_hub(
 def _open_hub_config(
     model: str, *, revision: str | None, token: str | bool | None, download_dir: str | None
 ) -> Checkpoint:
-    """Open the JSON files of "org/name": config.json, and those of sentence-transformers if there are any."""
+    """Open the settings of "org/name": config.json, and those beside it that say which model it is."""
     repository = Repository(model, revision, token, download_dir)
-    names = [local.CONFIG_NAME, PARAMS_NAME, local.QUANTIZATION_NAME, METADATA_NAME]
+    names = [local.CONFIG_NAME, PARAMS_NAME, local.QUANTIZATION_NAME, METADATA_NAME, *HEAD_FILES]
     names += [*local.PROCESSOR_NAMES, *SENTENCE_FILES]
     folder = repository.download(names)
     _bring_modules(repository, folder, model)

@@ -14,6 +14,8 @@ from jaxllm.params.checks import shown
 _MAX_FILE_NAME = 200
 _NO_WEIGHTS = ("training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt")
 """Files that a trainer writes beside the weights."""
+HEAD_FILES = ("colbert_linear.pt", "sparse_linear.pt")
+"""The files of BGE-M3's heads, which lie beside its weights."""
 WEIGHT_SUFFIXES = (".safetensors", ".gguf", ".bin", ".pt", ".pth", ".npz", ".h5", ".msgpack")
 """The endings of weight files of all formats, also those that are not read."""
 
@@ -31,7 +33,7 @@ class FileFormat:
 
     def names_in(self, names: Iterable[str]) -> list[str]:
         """Return the weight files among the names in a model's folder: all with the first suffix that any has."""
-        known = [name for name in names if name not in _NO_WEIGHTS and "/" not in name]
+        known = [name for name in names if name not in (*_NO_WEIGHTS, *HEAD_FILES) and "/" not in name]
         known = [name for name in known if name.startswith(_MISTRAL_PREFIX) == (self.prefix == _MISTRAL_PREFIX)]
         return next(filter(None, (sorted(n for n in known if n.endswith(end)) for end in self.suffixes)), [])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from jaxllm.core_messages import TokenOutput
 from jaxllm.exceptions import VLLMValidationError
 
 STEP_FIELDS = ("step_tag_id", "returned_token_ids")
@@ -73,6 +74,8 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     query_form: TextForm | None = None
     document_form: TextForm | None = None
     """How the texts of a ColBERT model are tokenized for scores; None where each is a prompt as it stands."""
+    token_outputs: dict[str, TokenOutput] = {}
+    """The outputs of tasks of tokens that have heads of their own, by task."""
 
     def prompt(self, name: str | None = None) -> str:
         """Return the prompt that is put before a text: the named one, or the default, which may be empty.

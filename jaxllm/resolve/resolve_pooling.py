@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.config.pooler import PoolerConfig
+from jaxllm.core_messages import TokenOutput
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
 from jaxllm.pooling_params import CLASSIFY_TASKS, EMBED_TASKS, TOKEN_TASKS
@@ -213,7 +214,7 @@ def _make_settings(
 ) -> PoolingSettings:
     pooling = _pooling_of(model_config)
     size = pooling.size(model_config.hidden_size)
-    classifies = any(task in CLASSIFY_TASKS for task in pooling.tasks)
+    classifies = any(task in CLASSIFY_TASKS for task in pooling.tasks) and not pooling.token_heads
     name = (args.served_model_name or [args.model])[0]
     settings = PoolingSettings(
         model=name,
@@ -226,7 +227,8 @@ def _make_settings(
         is_step=pooler.tok_pooling_type == "STEP",
         logit_mean=0.0 if pooler.logit_mean is None else pooler.logit_mean,
         logit_sigma=1.0 if pooler.logit_sigma is None else pooler.logit_sigma,
-        has_linear_head=all(each.act is None and each.norm is None for each in pooling.head),
+        has_linear_head=not pooling.token_heads
+        and all(layer.act is None and layer.norm is None for layer in pooling.head),
         output_size=size,
         num_labels=size if classifies else None,
         id2label=class_names(args.model, hf_config, size) if classifies else {},
@@ -240,14 +242,32 @@ def _make_settings(
         lowercases=from_files.lowercases,
         query_form=forms.query,
         document_form=forms.document,
+        token_outputs=_token_outputs(pooling),
     )
     _check_pooler(pooler, settings)
     return settings
 
 
+def _token_outputs(pooling: Pooling) -> dict[str, TokenOutput]:
+    """Return where the outputs of each token head are among those of a step."""
+    outputs: dict[str, TokenOutput] = {}
+    for head in pooling.token_heads:
+        outputs[head.task] = TokenOutput(
+            start=sum(output.size for output in outputs.values()),
+            size=head.size,
+            activation=head.activation,
+            first_id=head.first_id,
+            last_id=head.last_id,
+        )
+    return outputs
+
+
 def _check_pooler(pooler: PoolerConfig, settings: PoolingSettings) -> None:
     """Refuse settings that have no effect, or that no request can use."""
     classifies = settings.num_labels is not None
+    if settings.is_step and settings.token_outputs:
+        message = 'pooler_config: tok_pooling_type="STEP" is not supported where tasks have heads of their own.'
+        raise VLLMValidationError(message, parameter="pooler_config", value="STEP")
     for name, has_effect in (
         ("dimensions", not classifies),
         *((name, classifies) for name in ("logit_mean", "logit_sigma")),

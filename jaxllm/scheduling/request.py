@@ -147,7 +147,8 @@ class Request:
 
     def all_pooled(self) -> Pooled:
         """Return the pooled outputs of all chunks."""
-        return Pooled(b"".join(each.data for each in self.pooled), sum(each.num_rows for each in self.pooled))
+        data, num_rows = b"".join(part.data for part in self.pooled), sum(part.num_rows for part in self.pooled)
+        return Pooled(data, num_rows, self.pooled[0].is_flat)
 
     def scored_positions(self, start: int, num_tokens: int) -> range:
         """Return the prompt positions to score that the tokens from `start` on predict."""

@@ -37,9 +37,6 @@ _NEEDS = {
     "the names of Jina ColBERT v2, which projects the states of an XLM-RoBERTa with rotary positions": (
         "ColBERTJinaRobertaModel",
     ),
-    "heads for weights of words and for a vector of every token; XLMRobertaModel gives the dense embedding alone": (
-        "BgeM3EmbeddingModel",
-    ),
     "Gemma 4's per-layer inputs in an encoder": ("EmbeddingGemma2Model", "EmbeddingGemma2TextModel"),
 }
 MISSING: Mapping[str, str] = MappingProxyType({name: need for need, names in _NEEDS.items() for name in names})

@@ -48,19 +48,31 @@ class PoolingHead(nnx.Module):
     """The layers between a hidden state and an output; none if the model does not pool or returns the states."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
-        layers = cfg.pooling.head if cfg.pooling else ()
-        sizes = [cfg.hidden_size, *(layer.size for layer in layers)]
-        self.names = [_name(number) for number in range(len(layers))]
-        for name, layer, num_inputs in zip(self.names, layers, sizes, strict=False):
-            setattr(self, name, Dense(layer, num_inputs, cfg, dtype))
-        self.is_difference = cfg.pooling is not None and cfg.pooling.is_difference
+        pooling = cfg.pooling
+        self.num_layers: list[int] = []
+        """The numbers of layers of `Pooling.head`, and of each of the token heads."""
+        for layers in (pooling.head, *(head.layers for head in pooling.token_heads)) if pooling else ((),):
+            sizes = [cfg.hidden_size, *(layer.size for layer in layers)]
+            for number, (layer, num_inputs) in enumerate(zip(layers, sizes, strict=False), sum(self.num_layers)):
+                setattr(self, _name(number), Dense(layer, num_inputs, cfg, dtype))
+            self.num_layers.append(len(layers))
+        self.is_difference = pooling is not None and pooling.is_difference
 
     def __call__(self, x_rd: Array) -> Array:
         """Return the float32 outputs [r, o] of hidden states [r, d]."""
-        for name in self.names:
-            x_rd = getattr(self, name)(x_rd)
-        out_ro = x_rd.astype(jnp.float32)
+        out_ro = self._run(0, x_rd)
         return out_ro[:, 1:] - out_ro[:, :1] if self.is_difference else out_ro
+
+    def of_tokens(self, x_td: Array) -> Array:
+        """Return the float32 outputs [t, o] of tokens: those of all token heads side by side, if there are any."""
+        outputs = [self._run(index, x_td) for index in range(1, len(self.num_layers))]
+        return jnp.concatenate(outputs, axis=1) if outputs else self(x_td)
+
+    def _run(self, index: int, x_rd: Array) -> Array:
+        first = sum(self.num_layers[:index])
+        for number in range(first, first + self.num_layers[index]):
+            x_rd = getattr(self, _name(number))(x_rd)
+        return x_rd.astype(jnp.float32)
 
 
 def pooled_states(hidden_td: Array, batch: AttentionBatch, kind: str) -> Array:
@@ -85,7 +97,7 @@ def pooled_states(hidden_td: Array, batch: AttentionBatch, kind: str) -> Array:
 def taken_rows(cfg: ModelConfig, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
     """Return new specs for the weights that are one or two rows of the checkpoint's output head; see `HeadLayer`."""
     taken: dict[str, ParamSpec] = {}
-    for number, layer in enumerate(cfg.pooling.head if cfg.pooling else ()):
+    for number, layer in enumerate(cfg.pooling.layers if cfg.pooling else ()):
         if layer.rows is not None:
             path, (first, *others) = f"head.{_name(number)}.weight", layer.rows
             step = others[0] - first if others else 1
@@ -101,9 +113,9 @@ def _name(number: int) -> str:
 
 
 def head_names(pooling: Pooling | None) -> Mapping[str, TensorName]:
-    """Return the checkpoint's tensor for each parameter of a head; their paths begin with "head."."""
+    """Return the checkpoint's tensor for each parameter of the heads; their paths begin with "head."."""
     names: dict[str, TensorName] = {}
-    for number, layer in enumerate(pooling.head if pooling else ()):
+    for number, layer in enumerate(pooling.layers if pooling else ()):
         path = f"head.{_name(number)}"
         names[f"{path}.weight"] = TensorName(f"{layer.source}.weight", "o d -> o d")
         names[f"{path}.bias"] = TensorName(f"{layer.source}.bias", "o -> o")

@@ -184,6 +184,23 @@ def test_pytorch_files(tmp_path: Path):
     assert client(None, tmp_path, calls, HF_HUB_OFFLINE="1") == [whole, indexed]
 
 
+def test_heads_beside_the_weights(tmp_path: Path):
+    """Those of BGE-M3 are known before the weights are fetched, in either format."""
+    heads = {path.name: path.read_bytes() for path in (Path(__file__).parents[1] / "data/bge_m3").glob("*_linear.pt")}
+    config = {"config.json": b'{"architectures": ["XLMRobertaModel"]}'}
+    weights = {"org/new": {"model.safetensors": safetensors_bytes(BIG)}, "org/old": {"pytorch_model.bin": TORCH}}
+    repositories = {name: config | heads | files for name, files in weights.items()}
+    with serving(repositories) as server:
+        calls: list[Call] = [("org/new", {}, False), ("org/new", {}, True), ("org/old", {}, True)]
+        opened, *fetched = client(server, tmp_path, calls)
+    names = {f"{head}_linear.{part}" for head in ("colbert", "sparse") for part in ("weight", "bias")}
+    assert set(opened["tensors"]) == {"a", *names}
+    assert opened["tensors"]["sparse_linear.weight"] == [[1, 32], "float16", 64]
+    for each in fetched:
+        assert set(each["sums"]) == {"a", *names}
+        assert each["sums"]["sparse_linear.bias"] == pytest.approx(0.3, abs=1e-4)
+
+
 def test_mistral_s_own_files(tmp_path: Path):
     calls: list[Call] = [("org/mistral", {}, True)]
     with serving(REPOSITORIES) as server:

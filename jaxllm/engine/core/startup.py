@@ -366,7 +366,9 @@ def _make_store(prepared: Prepared) -> AdapterStore:
 
 def _activation(pooling: PoolingSettings | None) -> Activation:
     """Return the last operation on a pooling model's outputs."""
-    return NO_ACTIVATION if pooling is None else Activation(pooling.activation, pooling.logit_mean, pooling.logit_sigma)
+    if pooling is None:
+        return NO_ACTIVATION
+    return Activation(pooling.activation, pooling.logit_mean, pooling.logit_sigma, pooling.token_outputs)
 
 
 def keeps_programs(config: EngineConfig) -> bool:

@@ -278,11 +278,11 @@ class PooledRequest(GrowingRequest):
 
 
 def _to_array(pooled: Pooled, request: ProcessedRequest) -> np.ndarray:
-    """Return the float32 output [o] of a sequence, or [tokens, o]."""
+    """Return the float32 output [o] of a sequence, or [tokens, o]; of tokens with one number [tokens] if it is flat."""
     import numpy as np  # a front end that does not pool does without
 
     values, params = np.frombuffer(pooled.data, np.float32).copy(), request.core.pooling_params  # users may write to it
-    if params is None or params.task not in TOKEN_TASKS:
+    if params is None or params.task not in TOKEN_TASKS or pooled.is_flat:
         return values
     return values.reshape(pooled.num_rows, -1) if pooled.num_rows else values.reshape(0, 0)
 

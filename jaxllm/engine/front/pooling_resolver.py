@@ -50,7 +50,8 @@ def verify_pooling_task(task: str | None, settings: PoolingSettings | None, runn
         return
     for kind, tasks, name in (("embed", EMBED_TASKS, "Embedding"), ("classify", CLASSIFY_TASKS, "Classification")):
         if task in tasks:
-            if set(tasks) & set(settings.tasks):  # the model does, and pooler_config leaves one task of it
+            # The model has the other task of this kind, and with a head for both pooler_config left this one out.
+            if set(tasks) & set(settings.tasks) and not settings.token_outputs:
                 message = f'Try switching the model\'s pooling_task via `PoolerConfig(task="{task}")`'
                 raise _task_error(message, task)
             raise _task_error(
@@ -116,7 +117,7 @@ def _check_late_chunking(params: PoolingParams, settings: PoolingSettings) -> No
     if params.task != "token_embed":
         reason = 'it needs the task "token_embed"'
     elif not settings.has_linear_head:
-        reason = "the model's layers after the mean are not linear"
+        reason = "the model's vectors of tokens do not average to its embedding, by the layers that make them"
     if reason is not None:
         message = f"late_chunking_params is not supported here: {reason}. Leave it out."
         raise VLLMValidationError(message, parameter="late_chunking_params", value=params.late_chunking_params)
