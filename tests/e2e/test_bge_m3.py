@@ -42,9 +42,9 @@ def lexical_weights(output: Any) -> dict[int, float]:
     return words
 
 
-def assert_near(found: Any, wanted: np.ndarray) -> None:
-    assert np.shape(found) == wanted.shape
-    np.testing.assert_allclose(found, wanted, rtol=0, atol=TOLERANCE)
+def assert_near(values: Any, wanted: np.ndarray) -> None:
+    assert np.shape(values) == wanted.shape
+    np.testing.assert_allclose(values, wanted, rtol=0, atol=TOLERANCE)
 
 
 def test_three_outputs_and_lexical_scores() -> None:

@@ -185,7 +185,7 @@ def test_pytorch_files(tmp_path: Path):
 
 
 def test_heads_beside_the_weights(tmp_path: Path):
-    """Those of BGE-M3 are known before the weights are fetched, in either format."""
+    """BGE-M3's heads are known before the weights are fetched, in either format."""
     heads = {path.name: path.read_bytes() for path in (Path(__file__).parents[1] / "data/bge_m3").glob("*_linear.pt")}
     config = {"config.json": b'{"architectures": ["XLMRobertaModel"]}'}
     weights = {"org/new": {"model.safetensors": safetensors_bytes(BIG)}, "org/old": {"pytorch_model.bin": TORCH}}
@@ -196,9 +196,9 @@ def test_heads_beside_the_weights(tmp_path: Path):
     names = {f"{head}_linear.{part}" for head in ("colbert", "sparse") for part in ("weight", "bias")}
     assert set(opened["tensors"]) == {"a", *names}
     assert opened["tensors"]["sparse_linear.weight"] == [[1, 32], "float16", 64]
-    for each in fetched:
-        assert set(each["sums"]) == {"a", *names}
-        assert each["sums"]["sparse_linear.bias"] == pytest.approx(0.3, abs=1e-4)
+    for checkpoint in fetched:
+        assert set(checkpoint["sums"]) == {"a", *names}
+        assert checkpoint["sums"]["sparse_linear.bias"] == pytest.approx(0.3, abs=1e-4)
 
 
 def test_mistral_s_own_files(tmp_path: Path):
