@@ -138,7 +138,7 @@ def read_gemma4(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> M
         final_soft_cap=read_optional_float(hf, "final_logit_softcapping"),
         ropes=tuple(_read_rope(hf, kind) for kind in kinds),
         layers={
-            **_head_sizes(hf, layer_types),
+            **head_sizes(hf, layer_types, _wide_heads(hf)),
             "window": windows_of(layer_types, read_int(hf, "sliding_window")),
             "sees_both_sides": [sees_both_sides and kind == "sliding_attention" for kind in layer_types],
             "rope": [kinds.index(kind) for kind in layer_types],
@@ -153,15 +153,23 @@ def read_gemma4(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> M
     return config
 
 
-def _head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str]) -> dict[str, list[int]]:
-    """Return head_dim and num_kv_heads of each layer, from the hub's keys or those of later versions of HF."""
+def _wide_heads(hf: Mapping[str, Any]) -> dict[str, int]:
+    """Return what differs in the heads of global layers, by the hub's keys."""
+    wide = {"head_dim": read_int(hf, "global_head_dim")}
+    if read_bool(hf, "attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
+        wide["num_key_value_heads"] = read_int(hf, "num_global_key_value_heads")
+    return wide
+
+
+def head_sizes(hf: Mapping[str, Any], layer_types: Sequence[str], wide: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return head_dim and num_kv_heads of each layer, by `per_layer_config`.
+
+    Without that key, global layers have the sizes of `wide`.
+    """
     ours = {"head_dim": read_int(hf, "head_dim"), "num_key_value_heads": read_int(hf, "num_key_value_heads")}
-    overrides = _by_layer(read_mapping(hf, "per_layer_config"), len(layer_types))
+    overrides: Mapping[int, Mapping[str, Any]] = _by_layer(read_mapping(hf, "per_layer_config"), len(layer_types))
     # An empty one means that all heads have one size.
     if hf.get("per_layer_config") is None:
-        wide = {"head_dim": read_int(hf, "global_head_dim")}
-        if read_bool(hf, "attention_k_eq_v") and hf.get("num_global_key_value_heads") is not None:
-            wide["num_key_value_heads"] = read_int(hf, "num_global_key_value_heads")
         overrides = {layer: wide for layer, kind in enumerate(layer_types) if kind == "full_attention"}
     sizes = []
     for layer in range(len(layer_types)):
@@ -265,25 +273,42 @@ class Gemma4Layer(nnx.Module):
         return x_td * self.scalar[...][None]
 
 
-class Gemma4Frame(Frame):
-    """A frame that computes per-layer inputs from the tokens and their embeddings."""
+class ContextFrame(Frame):
+    """A frame that computes per-layer inputs from the tokens' embeddings."""
 
     def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
         super().__init__(cfg, dtype)
         self.num_layers, self.input_size = cfg.num_layers, cfg.layers[0].input_size
         if self.input_size:
             width = self.num_layers * self.input_size
-            self.layer_embed = Embedding(cfg, dtype, width)
             self.layer_context = declare((width, cfg.hidden_size), ("layer_input", "embed"), dtype, 1)
             self.layer_context_norm = RMSNorm(self.input_size, "layer_input", cfg, dtype)
 
     def layer_inputs(self, tokens: TokenBatch, x_td: Array) -> Array:
         """Return the per-layer inputs [l, t, p], from the tokens and the first layer's input."""
+        del tokens
+        return self.context(x_td).swapaxes(0, 1)
+
+    def context(self, x_td: Array) -> Array:
+        """Return the normed projections [t, l, p] of the first layer's input."""
         assert self.input_size
-        shape = len(x_td), self.num_layers, self.input_size
-        token_tlp = self.layer_embed.embed(tokens.token_ids_t, self.input_size**0.5).reshape(shape)
         context_ti = linear(x_td, self.layer_context) * x_td.shape[1] ** -0.5
-        context_tlp = self.layer_context_norm(context_ti.reshape(shape))
+        return self.layer_context_norm(context_ti.reshape(len(x_td), self.num_layers, self.input_size))
+
+
+class Gemma4Frame(ContextFrame):
+    """A frame that computes per-layer inputs from the tokens and their embeddings."""
+
+    def __init__(self, cfg: ModelConfig, dtype: DTypeLike) -> None:
+        super().__init__(cfg, dtype)
+        if self.input_size:
+            self.layer_embed = Embedding(cfg, dtype, self.num_layers * self.input_size)
+
+    def layer_inputs(self, tokens: TokenBatch, x_td: Array) -> Array:
+        """Return the per-layer inputs [l, t, p], from the tokens and the first layer's input."""
+        assert self.input_size
+        context_tlp = self.context(x_td)
+        token_tlp = self.layer_embed.embed(tokens.token_ids_t, self.input_size**0.5).reshape(context_tlp.shape)
         total_tlp = (context_tlp + token_tlp).astype(jnp.float32) * 2**-0.5
         return total_tlp.astype(x_td.dtype).swapaxes(0, 1)
 

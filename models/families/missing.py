@@ -37,7 +37,6 @@ _NEEDS = {
     "the names of Jina ColBERT v2, which projects the states of an XLM-RoBERTa with rotary positions": (
         "ColBERTJinaRobertaModel",
     ),
-    "Gemma 4's per-layer inputs in an encoder": ("EmbeddingGemma2Model", "EmbeddingGemma2TextModel"),
 }
 MISSING: Mapping[str, str] = MappingProxyType({name: need for need, names in _NEEDS.items() for name in names})
 """What is missing, in words that go on after "it needs", by architecture."""

@@ -77,6 +77,21 @@ def embedding_gemma() -> Any:
     )
 
 
+def embedding_gemma2() -> Any:
+    """Return a config of EmbeddingGemma 2's text model: windows to both sides, and wider heads in the last layer."""
+    text = transformers.EmbeddingGemma2TextConfig(
+        **ENCODER | {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 256},
+        num_key_value_heads=2,
+        head_dim=8,
+        global_head_dim=16,
+        sliding_window=5,
+        hidden_size_per_layer_input=8,
+        embedding_dim=24,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    )
+    return transformers.EmbeddingGemma2Config(text_config=text, vision_config=None, audio_config=None)
+
+
 NEW_NAMES = ("nomic_classifier", "gte_pairs", "jina_v3_classifier")
 """Cases with HF's present names of tensors; others have those of the first checkpoints, where they differ."""
 CASES = {
@@ -112,6 +127,7 @@ CASES = {
     "deberta_pairs": deberta("DebertaV2ForSequenceClassification", num_labels=1, type_vocab_size=2),
     "deberta_tokens": deberta("DebertaV2ForTokenClassification", num_labels=4, num_hidden_layers=3),
     "embedding_gemma": Case("Gemma3TextModel", embedding_gemma),
+    "embedding_gemma2": Case("EmbeddingGemma2Model", embedding_gemma2),
     "qwen3_embedder": Case("Qwen3Model", lambda: transformers.Qwen3Config(**SMALL)),
     "llama_classifier": Case("LlamaForSequenceClassification", lambda: transformers.LlamaConfig(**SMALL, num_labels=3)),
     "llama_tokens": Case("LlamaForTokenClassification", lambda: transformers.LlamaConfig(**SMALL, num_labels=4)),
@@ -157,8 +173,8 @@ def make(name: str, case: Case, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     config = case.config()
     model = model_class(config)
-    is_gemma = "gemma" in name
-    fill(model, 0, norm_offset=1.0 if is_gemma else 0.0, scales_embeddings=is_gemma)
+    is_gemma, offset = "gemma" in name, float(name == "embedding_gemma")
+    fill(model, 0, norm_offset=offset, scales_embeddings=is_gemma)
     model.to(torch.bfloat16).save_pretrained(folder, save_original_format=name not in NEW_NAMES)
     arrays = golden(folder, model_class, has_types=getattr(config, "type_vocab_size", 1) > 1)
     np.savez_compressed(folder / "golden.npz", **arrays)

@@ -14,7 +14,7 @@ DECODERS = {hf["model_type"]: hf["architectures"][0] for hf in map(read_hf_confi
 TYPES = {kind: name for kind, name in DECODERS.items() if not get_family(name).is_wrapper}
 TYPES |= {"qwen3_5_text": "Qwen3_5ForCausalLM", "bert": "BertModel", "modernbert": "ModernBertModel"}
 TYPES |= {"nomic_bert": "NomicBertModel", "gte": "GteModel", "deberta-v2": "DebertaV2Model"}
-TYPES["jina_embeddings_v3"] = "JinaEmbeddingsV3Model"
+TYPES |= {"jina_embeddings_v3": "JinaEmbeddingsV3Model", "embedding_gemma2_text": "EmbeddingGemma2TextModel"}
 del TYPES["bailing_moe_v2"]  # HF has no class for it
 CHANGES: dict[str, dict[str, Any]] = {
     # HF's own values do not make a valid model.

@@ -93,6 +93,7 @@ def old_bert(name: str) -> str:
         ("nomic", "NomicBertForPreTraining", "bert.{}".format, ["bert.pooler.dense.weight", "cls.predictions.bias"]),
         ("deberta", "DebertaV2ForMaskedLM", "deberta.{}".format, ["cls.predictions.bias", "mask_predictions.x"]),
         ("qwen3_embedder", "Qwen3Model", "model.{}".format, ["lm_head.weight"]),
+        ("embedding_gemma2", "EmbeddingGemma2Model", "model.{}".format, ["model.vision_tower.patch_embedder.x"]),
     ],
 )
 def test_other_names_are_read(case: str, architecture: str, rename: Callable[[str], str], unused: list[str]) -> None:
