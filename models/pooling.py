@@ -14,6 +14,8 @@ EMBED = ("embed", "token_embed")
 _TOKEN_EMBED = ("token_embed",)
 _CLASSIFY = ("classify", "token_classify")
 TOKEN_CLASSIFY = ("token_classify",)
+_COLBERT_DIMS = ("colbert_dim", "dim", "projection_dim")
+"""The keys of config.json that may have the size of a ColBERT model's vectors."""
 METHODS = ("from_2_way_softmax", "no_post_processing")
 """The ways to make scores of an output head's logits: their difference, or the logits themselves."""
 
@@ -36,13 +38,14 @@ def as_token_classifier(decoder: Family) -> Family:
 def as_multi_vector(embedder: Family, source: str | None = None) -> Family:
     """Return the family of ColBERT models around one of embedding models, which make a vector of every token.
 
-    `source` is the module that projects the tokens' states, to `dim` numbers of its settings; with None the modules of
-    sentence-transformers do.
+    `source` is the module that projects the tokens' states, to `dim` numbers of its settings or config.json; with None
+    the modules of sentence-transformers do.
     """
 
     def read(hf: Mapping[str, Any]) -> ModelConfig:
         config = embedder.config_from_hf(hf)
-        size = read_int(read_mapping(hf, "colbert_metadata"), "dim", 128)
+        named = next((hf[key] for key in _COLBERT_DIMS if hf.get(key) is not None), 128)
+        size = read_int(read_mapping(hf, "colbert_metadata"), "dim", named)
         head = () if source is None else (HeadLayer(source=source, size=size, bias=False),)
         assert config.pooling is not None
         return replace(config, pooling=replace(config.pooling, tasks=_TOKEN_EMBED, head=head))

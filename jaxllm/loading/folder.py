@@ -171,9 +171,11 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
         config = parts | config  # the hub's form becomes HF's
     if config.get("architectures") == ["XLMRobertaModel"] and head_files(folder):
         config["architectures"] = ["BgeM3EmbeddingModel"]
-    if config.get("architectures") == ["HF_ColBERT"]:
-        metadata = folder / METADATA_NAME
+    metadata = folder / METADATA_NAME
+    if config.get("architectures") == ["HF_ColBERT"] or metadata.is_file():
         config[METADATA_KEY] = read_json(metadata, source) if metadata.is_file() else {}
+        if config.get("position_embedding_type") == "rotary":
+            config["architectures"] = ["ColBERTJinaRobertaModel"]
     beside = folder / QUANTIZATION_NAME
     if name == CONFIG_NAME and not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = {"quant_method": "modelopt"} | read_json(beside, source)

@@ -13,6 +13,9 @@ from jaxllm.params.checks import shown
 
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
 """PyLate's limits where the files have none."""
+_MARKS = ("[unused0]", "[unused1]")
+_JINA_MARKS = ("[QueryMarker]", "[DocumentMarker]")
+"""The marks of queries and documents where Stanford's file has none: BERT's, and Jina's."""
 _STRATEGIES = ("fixed", "min")
 _PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """The names of the prompts for each side; the first one that there is counts."""
@@ -56,7 +59,8 @@ def read_late_interaction(files: SentenceFiles, hf: Mapping[str, Any]) -> LateIn
     if METADATA_KEY not in hf:
         return None
     with named(files.source, METADATA_NAME):
-        return _read_stanford(read_mapping(hf, METADATA_KEY))
+        is_jina = hf.get("position_embedding_type") == "rotary"
+        return _read_stanford(read_mapping(hf, METADATA_KEY), *(_JINA_MARKS if is_jina else _MARKS))
 
 
 def _read_pylate(settings: Mapping[str, Any]) -> LateInteraction:
@@ -78,14 +82,14 @@ def _read_pylate(settings: Mapping[str, Any]) -> LateInteraction:
     return LateInteraction(query, document, attends=read_bool(settings, "attend_to_expansion_tokens"))
 
 
-def _read_stanford(metadata: Mapping[str, Any]) -> LateInteraction:
-    """Read artifact.metadata, or an empty one."""
+def _read_stanford(metadata: Mapping[str, Any], query_mark: str, document_mark: str) -> LateInteraction:
+    """Read artifact.metadata, or an empty one; the marks are those where it has none."""
     length = read_int(metadata, "query_maxlen", _QUERY_LENGTH, minimum=3)
-    query = TextForm("", _read_text(metadata, "query_token_id", "[unused0]"), length, filled_to=length)
+    query = TextForm("", _read_text(metadata, "query_token_id", query_mark), length, filled_to=length)
     skips = read_bool(metadata, "mask_punctuation", True)
     document = TextForm(
         "",
-        _read_text(metadata, "doc_token_id", "[unused1]"),
+        _read_text(metadata, "doc_token_id", document_mark),
         read_int(metadata, "doc_maxlen", _DOCUMENT_LENGTH, minimum=3),
         skipped=tuple(string.punctuation) if skips else (),
     )

@@ -1,4 +1,4 @@
-"""Jina Embeddings v3: XLM-RoBERTa with rotary positions. The adapters of its tasks are left out."""
+"""Jina Embeddings v3 and Jina ColBERT v2: XLM-RoBERTa with rotary positions. The adapters of its tasks are left out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..family import Family
 from ..fields import require
 from ..layers import EncoderFrame, GPTLayer
 from ..names import Prefixes, TensorName, plain_mlp_names
-from ..pooling import EMBED
+from ..pooling import EMBED, as_multi_vector
 from ..reading import read_rope, read_rope_settings
 from .bert import read_bert, token_classifier, with_classifier
 from .gte import ROTARY_NAMES, packed_names
@@ -87,6 +87,7 @@ _JINA = Family(
 FAMILIES = {
     "JinaEmbeddingsV3Model": _JINA,
     "JinaEmbeddingsV3ForMaskedLM": _JINA,
+    "ColBERTJinaRobertaModel": as_multi_vector(_JINA, "linear"),
     "JinaEmbeddingsV3ForSequenceClassification": replace(_JINA, config_from_hf=_jina_classifier_config),
     "JinaEmbeddingsV3ForTokenClassification": replace(_JINA, config_from_hf=_jina_token_classifier_config),
 }

@@ -34,9 +34,6 @@ _NEEDS = {
     "the first DeBERTa's own projections of distances; DebertaV2Model and its classifiers run": (
         *("DebertaModel", "DebertaForSequenceClassification", "DebertaForTokenClassification"),
     ),
-    "the names of Jina ColBERT v2, which projects the states of an XLM-RoBERTa with rotary positions": (
-        "ColBERTJinaRobertaModel",
-    ),
 }
 MISSING: Mapping[str, str] = MappingProxyType({name: need for need, names in _NEEDS.items() for name in names})
 """What is missing, in words that go on after "it needs", by architecture."""

@@ -1,7 +1,8 @@
 """Write tests/data/late_interaction: tiny random ColBERT models with tokenizers, and goldens of the tool for each.
 
 The cases of PyLate and of Stanford's layout need `pip install torch pylate==1.6.0` (which brings sentence-transformers
-5.3), those of sentence-transformers `pip install torch sentence-transformers==6.2.0`:
+5.3), those of sentence-transformers and of Jina, which is computed here, `pip install torch
+sentence-transformers==6.2.0`:
 `python scripts/make.py late_interaction_checkpoints CASE ...`. Same versions, same bytes.
 
 Each case is a folder as the tool writes it (weights in float32) and golden.npz: texts, the tokens of each as a query
@@ -15,8 +16,9 @@ from __future__ import annotations
 import json
 import shutil
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -164,6 +166,76 @@ def multi_vector(folder: Path) -> Any:
     return MultiVectorEncoder(str(folder), device="cpu")
 
 
+class Computed:
+    """Jina ColBERT v2 in PyTorch: Hugging Face's encoder, the projection, and the texts' forms of artifact.metadata."""
+
+    prompts: Mapping[str, str] = MappingProxyType({"query": "", "document": ""})
+
+    def __init__(self, folder: Path, encoder: Any, weight: Any, lengths: Mapping[str, int]) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        self.encoder, self.weight, self.lengths = encoder.eval(), weight, lengths
+
+    def preprocess(self, texts: list[str], prompt: str, task: str) -> dict[str, Any]:
+        """Return the tokens of one text as a query or a document."""
+        del prompt
+        vocab, length = self.tokenizer.get_vocab(), self.lengths[task]
+        [ids] = self.tokenizer(texts, truncation=True, max_length=length - 1)["input_ids"]
+        ids = [ids[0], vocab[f"[{task.capitalize()}Marker]"], *ids[1:]]
+        if task == "query":
+            ids += [self.tokenizer.mask_token_id] * (length - len(ids))
+        return {"input_ids": torch.tensor([ids])}
+
+    def encode_query(self, texts: list[str], **options: Any) -> list[np.ndarray]:
+        """Return the vectors of one query; all tokens attend to all."""
+        del options
+        ids = self.preprocess(texts, "", "query")["input_ids"]
+        hidden_td = self.encoder(input_ids=ids).last_hidden_state[0]
+        return [torch.nn.functional.normalize(hidden_td @ self.weight.T, dim=1).numpy()]
+
+    def encode_document(self, texts: list[str], **options: Any) -> list[np.ndarray]:
+        """Return the vectors of one document without its punctuation."""
+        del options
+        ids = self.preprocess(texts, "", "document")["input_ids"]
+        hidden_td = self.encoder(input_ids=ids).last_hidden_state[0]
+        vectors = torch.nn.functional.normalize(hidden_td @ self.weight.T, dim=1).numpy()
+        vocab = self.tokenizer.get_vocab()
+        return [vectors[~np.isin(ids[0].numpy(), [vocab[mark] for mark in string.punctuation])]]
+
+    def similarity(self, queries: list[Any], documents: list[Any]) -> Any:
+        """Return MaxSim of all pairs."""
+        return torch.stack(
+            [torch.stack([(query @ each.T).max(dim=1).values.sum() for each in documents]) for query in queries]
+        )
+
+
+def jina(folder: Path) -> Computed:
+    """Write the layout of Jina ColBERT v2: Jina's names and keys of an XLM-RoBERTa, and Stanford's settings."""
+    names = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "mask_token": "<mask>"}
+    marks = {"bos_token": "[QueryMarker]", "eos_token": "[DocumentMarker]"}
+    tokenizer = byte_pairs(folder, **names, **marks)
+    config = transformers.JinaEmbeddingsV3Config(vocab_size=len(tokenizer), type_vocab_size=1, pad_token_id=1, **SIZES)
+    encoder = transformers.JinaEmbeddingsV3Model(config)
+    fill(encoder, 0, norm_offset=0.0, scales_embeddings=False)
+    encoder.save_pretrained(folder, save_original_format=True)
+    weight = drawn(16, 32)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"linear.weight": weight}, folder / "model.safetensors", {"format": "pt"})
+    keys = {"architectures": ["HF_ColBERT"], "model_type": "xlm-roberta", "position_embedding_type": "rotary"}
+    keys |= {"rotary_emb_base": config.rope_parameters["rope_theta"]}
+    written = json.loads((folder / "config.json").read_text())
+    del written["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(written | keys, indent=2))
+    settings = {
+        "query_maxlen": 20,
+        "doc_maxlen": 30,
+        "dim": 16,
+        "mask_punctuation": True,
+        "attend_to_mask_tokens": True,
+    }
+    (folder / "artifact.metadata").write_text(json.dumps(settings, indent=2))
+    return Computed(folder, encoder, weight, {"query": 20, "document": 30})
+
+
 def is_pylate(model: Any) -> bool:
     """Return whether a model is PyLate's, which has other methods than sentence-transformers' own."""
     return type(model).__name__ == "ColBERT"
@@ -227,6 +299,7 @@ CASES = {
     "pylate_modernbert": pylate_modernbert,
     "pylate_lfm2": pylate_lfm2,
     "multi_vector": multi_vector,
+    "jina": jina,
 }
 
 if __name__ == "__main__":

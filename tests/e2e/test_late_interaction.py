@@ -82,7 +82,12 @@ def test_no_token_attends_to_fillers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "architecture"), [("pylate_modernbert", "ColBERTModernBertModel"), ("pylate_lfm2", "ColBERTLfm2Model")]
+    ("case", "architecture"),
+    [
+        ("pylate_modernbert", "ColBERTModernBertModel"),
+        ("pylate_lfm2", "ColBERTLfm2Model"),
+        ("jina", "ColBERTJinaRobertaModel"),
+    ],
 )
 def test_vllms_names_of_architectures(case: str, architecture: str) -> None:
     golden = Golden(case)
@@ -90,6 +95,20 @@ def test_vllms_names_of_architectures(case: str, architecture: str) -> None:
     with LLM(str(FOLDER / case), **SETTINGS, hf_overrides=overrides, use_tqdm_on_load=False) as llm:
         scores = [each.outputs.score for each in llm.score(golden.texts[1], golden.texts, use_tqdm=False)]
         np.testing.assert_allclose(scores, golden.scores[1], rtol=TOLERANCE)
+
+
+def test_rotary_positions_beside_metadata_are_jinas(tmp_path: Path) -> None:
+    """The marks are Jina's by default, and the file may name others; config.json may name the encoder alone."""
+    golden, folder = Golden("jina"), shutil.copytree(FOLDER / "jina", tmp_path / "model")
+    hf = json.loads((folder / "config.json").read_text()) | {"architectures": ["XLMRobertaModel"]}
+    settings = json.loads((folder / "artifact.metadata").read_text())
+    marks = {"query_token_id": "[DocumentMarker]", "doc_token_id": "[QueryMarker]"}
+    write_json_files(folder, {"config.json": hf, "artifact.metadata": settings | marks})
+    with LLM(str(folder), **SETTINGS, use_tqdm_on_load=False) as llm:
+        [output] = llm.encode(golden.texts[0], pooling_task="token_embed", prompt_name="query", use_tqdm=False)
+    ids = golden.ids("query", 0)
+    assert output.outputs.data.shape == golden.vectors("query", 0).shape
+    assert output.prompt_token_ids == [ids[0], golden.ids("document", 0)[1], *ids[2:]]
 
 
 def test_a_decoder_fills_up_queries(tmp_path: Path) -> None:
