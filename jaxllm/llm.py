@@ -229,7 +229,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         """Return an embedding for each prompt, in order.
 
         As in sentence-transformers, `prompt_name` names a prompt of the checkpoint that is put before each text; by
-        default the checkpoint's own default, if any. Token ids stay unchanged.
+        default the checkpoint's own default, if any. Token ids stay unchanged. A task of Jina Embeddings v3 is the name
+        of a prompt with an adapter.
         """
         check_use_tqdm(use_tqdm)
         request_ids = self._runner.add_pooled(

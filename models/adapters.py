@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 
 from pallas_kernels.lora import LoraShape, Rows
 
+from .config import ModelConfig
 from .params import ArraySpec, Axes, Joined
 
 
@@ -127,10 +128,28 @@ def _parts_of(array: ArraySpec) -> tuple[int, ...]:
     )
 
 
+def embedding_specs(cfg: ModelConfig, shape: AdapterShape, dtype: DTypeLike) -> Adapters:
+    """Return the specs of adapters of the embedding: in each slot A [rank, v], B [rank, d].
+
+    There is a row more than `AdapterShape.rank` says, for what is added to all tokens, that of their type.
+    """
+    rows = shape.num_slots * (shape.rank + 1)
+    down = ArraySpec((rows, cfg.vocab_size), dtype, (None, None), {})
+    return Adapters(down, ArraySpec((rows, cfg.hidden_size), dtype, (None, None), {}), (cfg.hidden_size,))
+
+
+def embedding_terms(adapters: Mapping[str, Any], shape: AdapterShape, token_ids_t: Array, slots_t: Array) -> Array:
+    """Return what the adapters in tokens' slots add to their embeddings, [t, d]; zeros for slot 0."""
+    held: Adapters = adapters["embed"]["table"]
+    slots_r = 1 + jnp.arange(held.down.shape[0], dtype=jnp.int32) // (held.down.shape[0] // shape.num_slots)
+    chosen_rt = jnp.where(slots_r[:, None] == slots_t[None], held.down[:, token_ids_t], 0)
+    return jnp.einsum("rt,rd->td", chosen_rt, held.up, preferred_element_type=jnp.float32).astype(held.up.dtype)
+
+
 def lora_shapes(specs: Mapping[str, Adapters], num_slots: int) -> list[LoraShape]:
-    """Return the shapes of adapters on one device, for kernels; `specs` are those of `num_slots` slots."""
+    """Return the shapes of layers' adapters on one device, for kernels; `specs` are those of `num_slots` slots."""
     shapes = []
-    for adapters in specs.values():
+    for adapters in (each for path, each in specs.items() if path.startswith("layers.")):
         rank, dtype = adapters.down.shape[-2] // num_slots // len(adapters.parts), adapters.down.dtype
         shapes.append(LoraShape(rank, adapters.down.shape[-1], adapters.parts, dtype, dtype))
     return list(dict.fromkeys(shapes))

@@ -212,6 +212,15 @@ class TokenHead:
         return self.layers[-1].size
 
 
+class TaskAdapters(NamedTuple):
+    """The LoRA adapters in a model's own checkpoint, one for each task, for all matrices of layers and embeddings."""
+
+    names: tuple[str, ...]
+    rank: int
+    scale: float
+    """The factor on the product of an adapter's matrices."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pooling:
     """How hidden states become one output for each sequence, or for each token."""
@@ -484,6 +493,7 @@ class ModelConfig:
     """The rows of the embedding of token types; 0 if there is none."""
     pooling: Pooling | None = None
     """The pooling of a model that pools; None for a model that only generates."""
+    task_adapters: TaskAdapters | None = None
     num_shards: int = 1
     """The number of devices that heads and MLPs are sharded over."""
     num_expert_shards: int = 1

@@ -16,8 +16,9 @@ from pallas_kernels.linear import Linear
 from pallas_kernels.lora import sort_rows
 from pallas_kernels.paged_attention import AttentionBatch
 
-from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs
+from .adapters import Adapters, AdapterShape, adapted_layers, adapter_specs, embedding_specs, embedding_terms
 from .config import FeatureSpec, LayerSpec
+from .family import EMBEDDING
 from .inputs import (
     Distances,
     MediaTokens,
@@ -102,7 +103,10 @@ class Model:
         if self.plan.kinds[0].relative is not None:
             # The queries and keys of distances come from the same weights, and all sequences share them.
             arrays = {path: array for path, array in arrays.items() if not path.endswith("attn.qkv")}
-        return adapter_specs(arrays, shape, self.dtype)
+        specs = adapter_specs(arrays, shape, self.dtype)
+        if self.config.task_adapters is not None:
+            specs[EMBEDDING] = embedding_specs(self.config, shape, self.dtype)
+        return specs
 
     def forward(
         self,
@@ -128,7 +132,13 @@ class Model:
         cfg, plan = self.config, self.plan
         num_tokens = jnp.max(batches[0].query_ends_s)
         frame = self._frame_of(params, num_tokens)
-        x_td = frame.start(tokens) if features_td is None else frame.join(tokens, features_td)
+        if features_td is not None:
+            x_td = frame.join(tokens, features_td)
+        elif cfg.task_adapters is None or self.adapter_shape is None:
+            x_td = frame.start(tokens)
+        else:
+            slots_t, shape = tokens.adapter_slots_t, self.adapter_shape
+            x_td = frame.start(tokens, embedding_terms(params["adapters"], shape, tokens.token_ids_t, slots_t))
         slices_ktd = None
         if media is not None:
             x_td, slices_ktd = embed_media(x_td, params["media"], media.media_rows_t)

@@ -171,6 +171,8 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
         config = parts | config  # the hub's form becomes HF's
     if config.get("architectures") == ["XLMRobertaModel"] and head_files(folder):
         config["architectures"] = ["BgeM3EmbeddingModel"]
+    if config.get("architectures") == ["XLMRobertaModel"] and config.get("position_embedding_type") == "rotary":
+        config["architectures"] = ["JinaEmbeddingsV3Model"]
     metadata = folder / METADATA_NAME
     if config.get("architectures") == ["HF_ColBERT"] or metadata.is_file():
         config[METADATA_KEY] = read_json(metadata, source) if metadata.is_file() else {}

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.layout import parse_layout, write_tensor
 from jaxllm.loading.load import Piece, own_pieces, stored_index, stored_shape
-from jaxllm.lora.peft import Matrices, PeftAdapter
+from jaxllm.lora.peft import Matrices
 from jaxllm.models.adapters import Adapters
 from jaxllm.models.family import OTHER_MODALITIES
 from jaxllm.models.params import PART_AXIS, ArraySpec, ParamSpec, outputs_of, unflatten
@@ -37,18 +38,38 @@ class _Target(NamedTuple):
     """The parameter's index in the weight."""
 
 
-def load_adapter(adapter: PeftAdapter, arrays: Mapping[str, ArraySpec], slot: Mapping[str, Adapters]) -> Any:
+class AdapterSource(Protocol):
+    """An opened adapter: the names of its modules, and their matrices."""
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of the adapted modules, or of their weights, as in the checkpoint."""
+        ...
+
+    def read(self, module: str) -> Matrices:
+        """Return a module's matrices, `up` scaled."""
+        ...
+
+    def error(self, message: str) -> VLLMValidationError:
+        """Return the error for this adapter."""
+        ...
+
+
+def load_adapter(adapter: AdapterSource, arrays: Mapping[str, ArraySpec], slot: Mapping[str, Adapters]) -> Any:
     """Return the arrays of one slot, nested like the engine's.
 
-    `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters. Raises
+    `arrays` are the specs of the model's weights by path, and `slot` those of a single slot's adapters; the arrays of
+    the embedding's are zeros. Raises
     VLLMValidationError for an adapter of other sizes, or for modules without a linear layer in the model.
     """
     adapters: dict[str, Adapters] = {}
     targets: defaultdict[str, list[_Target]] = defaultdict(list)
     for path, specs in slot.items():
-        array = arrays[path]
         down, up = (np.zeros(spec.shape, spec.dtype) for spec in (specs.down, specs.up))
         made = adapters[path] = Adapters(down, up, specs.parts)
+        if not path.startswith("layers."):
+            continue
+        array = arrays[path]
         for part, param in enumerate(array.params.values()):
             for layer, source in enumerate(param.sources):
                 layer_factors = replace(made, down=made.down[layer], up=made.up[layer]) if array.stacked else made
@@ -75,7 +96,7 @@ def _in_layer(module: str) -> str:
     return match[1] if match else module
 
 
-def _write(matrices: Matrices, target: _Target, adapter: PeftAdapter, module: str) -> None:
+def _write(matrices: Matrices, target: _Target, adapter: AdapterSource, module: str) -> None:
     """Write one module's matrices, or a part of them, into the slot's arrays."""
     made, array, param, part = target
     outputs = outputs_of(param)

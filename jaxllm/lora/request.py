@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
+
+_TASK_PATH, _FIRST_TASK_ID = "checkpoint://", 2**62
 
 
 class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
@@ -45,8 +49,21 @@ class LoRARequest(msgspec.Struct, omit_defaults=True, array_like=True):
     def path(self) -> str:
         return self.lora_path
 
+    @property
+    def task(self) -> str | None:
+        """Return the task whose adapter in the model's own checkpoint it is; None for other adapters."""
+        path = self.lora_path
+        return path.removeprefix(_TASK_PATH) if path.startswith(_TASK_PATH) else None
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
 
     def __hash__(self) -> int:
         return hash(self.lora_name)
+
+
+def task_request(names: Sequence[str], name: str | None) -> LoRARequest | None:
+    """Return the request for the adapter of a task, one of a model's `names`; None if it is none of them."""
+    if name is None or name not in names:
+        return None
+    return LoRARequest(name, _FIRST_TASK_ID + names.index(name), _TASK_PATH + name)

@@ -151,8 +151,11 @@ class EngineConfig:
         """Return the slots and rank of adapters; None if requests have no adapters."""
         from jaxllm.models.adapters import AdapterShape
 
-        args = self.args
-        return AdapterShape(args.max_loras, args.max_lora_rank) if args.enable_lora else None
+        args, tasks = self.args, self.model_config.task_adapters
+        num_slots, rank = (args.max_loras, args.max_lora_rank) if args.enable_lora else (0, 0)
+        if tasks is not None:
+            num_slots, rank = num_slots + len(tasks.names), max(rank, tasks.rank)
+        return AdapterShape(num_slots, rank) if num_slots else None
 
     @property
     def generates(self) -> bool:

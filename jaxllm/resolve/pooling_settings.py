@@ -6,6 +6,7 @@ import msgspec
 
 from jaxllm.core_messages import TokenOutput
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest, task_request
 
 STEP_FIELDS = ("step_tag_id", "returned_token_ids")
 
@@ -76,6 +77,8 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the texts of a ColBERT model are tokenized for scores; None where each is a prompt as it stands."""
     token_outputs: dict[str, TokenOutput] = {}
     """The outputs of tasks of tokens that have heads of their own, by task."""
+    adapter_names: tuple[str, ...] = ()
+    """The prompts that come with an adapter in the model's own checkpoint."""
 
     def prompt(self, name: str | None = None) -> str:
         """Return the prompt that is put before a text: the named one, or the default, which may be empty.
@@ -90,6 +93,10 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
             message = f"prompt_name={name!r}: the checkpoint has no such prompt; it has {known}."
             raise VLLMValidationError(message, parameter="prompt_name", value=name)
         return self.prompts[name]
+
+    def adapter(self, name: str | None = None) -> LoRARequest | None:
+        """Return the adapter that comes with a prompt: the named one, or the default; None if it has none."""
+        return task_request(self.adapter_names, self.default_prompt_name if name is None else name)
 
     @property
     def runs_whole(self) -> bool:

@@ -233,7 +233,7 @@ def _make_settings(
         num_labels=size if classifies else None,
         id2label=class_names(args.model, hf_config, size) if classifies else {},
         **read_matryoshka(args.model, hf_config),
-        prompts=dict(from_files.prompts),
+        prompts=_instructions(hf_config, model_config) | dict(from_files.prompts),
         default_prompt_name=from_files.default_prompt_name,
         similarity=from_files.similarity,
         score_type=_score_type(pooling.tasks, size),
@@ -243,9 +243,22 @@ def _make_settings(
         query_form=forms.query,
         document_form=forms.document,
         token_outputs=_token_outputs(pooling),
+        adapter_names=model_config.task_adapters.names if model_config.task_adapters else (),
     )
     _check_pooler(pooler, settings)
     return settings
+
+
+def _instructions(hf_config: Mapping[str, Any], model_config: ModelConfig) -> dict[str, str]:
+    """Return the prompts of a model's adapters in config.json, "" where it has none."""
+    if model_config.task_adapters is None:
+        return {}
+    known = hf_config.get("task_instructions") or {}
+    texts = {name: known.get(name, "") for name in model_config.task_adapters.names if isinstance(known, Mapping)}
+    if not texts or not all(isinstance(text, str) for text in texts.values()):
+        message = f"config.json: task_instructions is {shown(known)}, expected a text for each task."
+        raise VLLMValidationError(message, parameter="model", value=known)
+    return texts
 
 
 def _token_outputs(pooling: Pooling) -> dict[str, TokenOutput]:

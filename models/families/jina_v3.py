@@ -1,4 +1,4 @@
-"""Jina Embeddings v3 and Jina ColBERT v2: XLM-RoBERTa with rotary positions. The adapters of its tasks are left out."""
+"""Jina Embeddings v3 and Jina ColBERT v2: XLM-RoBERTa with rotary positions, and with adapters for tasks in v3."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ..config import ModelConfig, Pooling
+from ..config import ModelConfig, Pooling, TaskAdapters
 from ..family import Family
-from ..fields import require
+from ..fields import read_bool, read_float, read_int, require
 from ..layers import EncoderFrame, GPTLayer
 from ..names import Prefixes, TensorName, plain_mlp_names
 from ..pooling import EMBED, as_multi_vector
@@ -57,20 +57,33 @@ def read_jina(hf: Mapping[str, Any]) -> ModelConfig:
     hf = DEFAULTS | base | dict(hf)
     require(hf, use_rms_norm=False, mlp_type="mlp")
     rope = read_rope(hf, read_rope_settings(hf))
-    pooling = Pooling(tasks=EMBED, kind="MEAN")
-    return read_bert(hf, "JinaEmbeddingsV3Model", pooling, positions="rotary", ropes=(rope,), rope=0)
+    pooling, adapters = Pooling(tasks=EMBED, kind="MEAN"), _read_adapters(hf)
+    fields: dict[str, Any] = {"ropes": (rope,), "rope": 0, "task_adapters": adapters}
+    return read_bert(hf, "JinaEmbeddingsV3Model", pooling, positions="rotary", **fields)
+
+
+def _read_adapters(hf: Mapping[str, Any]) -> TaskAdapters | None:
+    """Return the adapters that the checkpoint has; None if it has none."""
+    names = hf.get("lora_adaptations")
+    if names is None or not read_bool(hf, "load_trained_adapters"):
+        return None
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"lora_adaptations is {names!r}, expected the names of tasks")
+    rank = read_int(hf, "lora_rank", 4)
+    return TaskAdapters(tuple(names), rank, read_float(hf, "lora_alpha", 1.0) / rank)
 
 
 def _jina_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a model of this shape that classifies texts, or pairs of texts."""
-    config = replace(read_jina(hf), architecture="JinaEmbeddingsV3ForSequenceClassification")
+    config = replace(read_jina(hf), architecture="JinaEmbeddingsV3ForSequenceClassification", task_adapters=None)
     return with_classifier(config, hf, dense="classifier.dense", out="classifier.out_proj")
 
 
 def _jina_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     """Read the config.json of a model of this shape that classifies tokens."""
     pooling = token_classifier(hf)
-    return replace(read_jina(hf), architecture="JinaEmbeddingsV3ForTokenClassification", pooling=pooling)
+    fields: dict[str, Any] = {"pooling": pooling, "task_adapters": None}
+    return replace(read_jina(hf), architecture="JinaEmbeddingsV3ForTokenClassification", **fields)
 
 
 _EMBEDDINGS = {path: ROTARY_NAMES[path] for path in ("embed.table", "types")}

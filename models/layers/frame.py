@@ -63,9 +63,11 @@ class EncoderFrame(nnx.Module):
             self.types = declare((cfg.num_token_types, d), ("types", "embed"), dtype)
         self.final_norm = LayerNorm(d, "embed", cfg, dtype) if cfg.final_norm else None
 
-    def start(self, tokens: TokenBatch) -> Array:
-        """Return the stream [t, d] that goes into the first layer."""
+    def start(self, tokens: TokenBatch, added_td: Array | None = None) -> Array:
+        """Return the stream [t, d] that goes into the first layer; `added_td` is added to the embeddings."""
         x_td = self.embed.embed(tokens.token_ids_t, 1.0)
+        if added_td is not None:
+            x_td = x_td + added_td
         if self.has_types:
             x_td = x_td + self.types[...][tokens.type_ids_t]
         if self.has_positions:

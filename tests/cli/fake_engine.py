@@ -63,10 +63,12 @@ class FakeEngine:
         prompt: Any,
         params: Any,
         *,
+        lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         grammar_seconds: float = 0.05,
     ) -> str:
+        assert lora_request is None
         text = prompt.text if isinstance(prompt, ParsedPrompt) else prompt.get("prompt")
         if text is not None and len(text) > 100:
             raise VLLMValidationError("the prompt is too long.", parameter="prompt", value=len(text))

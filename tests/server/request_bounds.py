@@ -191,6 +191,8 @@ VECTORS: dict[str, Bound] = INPUTS | {
     "endianness": Bound('"big"', ('"middle"', "1"), (), {"encoding_format": '"base64"'}),
 }
 EMBEDDINGS: dict[str, Bound] = VECTORS | {
+    # This model has no prompts.
+    "task": Bound("null", ('"retrieval.query"', "1")),
     "late_chunking_params": Bound(
         '{"chunk_size":9223372036854775807}', ('{"chunk_size":0}', '{"chunk_size":1.5}', "{}", "1")
     ),

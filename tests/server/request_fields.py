@@ -407,7 +407,12 @@ ROUTES: dict[str, Requests] = {
     "/v1/embeddings": Requests(
         EmbeddingRequest,
         {"input": "ab"},
-        VECTORS | {"late_chunking_params": Effect({"chunk_size": 2}), "late_chunking_params.chunk_size": Effect(3)},
+        VECTORS
+        | {
+            "task": Refusal("retrieval.query"),
+            "late_chunking_params": Effect({"chunk_size": 2}),
+            "late_chunking_params.chunk_size": Effect(3),
+        },
         POOLED_REFUSED,
         VLLM_INPUTS + "dimensions encoding_format embed_dtype endianness late_chunking_params",
     ),

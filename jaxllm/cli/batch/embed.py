@@ -180,6 +180,7 @@ class _EmbedRun(Run):
         )
         encode_options(self._options, engine.front.ready.max_model_len, outputs=0)
         self._prefix = _prefix(wish, settings)
+        self._adapter = settings.adapter(wish.prompt_name) if wish.task == "embed" else None
         self._name = _TASKS[wish.task]
         self._labels = settings.id2label if wish.task == "classify" else {}
         self._as_lines = as_lines
@@ -189,7 +190,12 @@ class _EmbedRun(Run):
         """Submit a text to the engine. Raises VLLMValidationError."""
         text = _parse_text(job, self._prefix)
         self.engine.add_request(
-            request_id, text.prompt, self._params, tokenization_kwargs=self._options, priority=text.priority
+            request_id,
+            text.prompt,
+            self._params,
+            lora_request=self._adapter,
+            tokenization_kwargs=self._options,
+            priority=text.priority,
         )
         self._fields[job.index] = text.fields
 

@@ -37,6 +37,7 @@ class Engine(Protocol):
         prompt: Any,
         params: Any,
         *,
+        lora_request: Any = None,
         tokenization_kwargs: Mapping[str, Any] | None = None,
         priority: int = 0,
         grammar_seconds: float = 0.0,

@@ -40,6 +40,7 @@ from jaxllm.lora.adapter_weights import load_adapter
 from jaxllm.lora.peft import PeftAdapter, find_adapter
 from jaxllm.lora.request import LoRARequest
 from jaxllm.lora.store import AdapterStore
+from jaxllm.lora.task_adapter import TaskAdapter, load_task_adapter
 from jaxllm.models.adapters import AdapterShape
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs
@@ -326,7 +327,7 @@ def make_core(
         overlap=overlap,
         validators=validators(config.logits_processors),
         profiler=StepProfiler(config.args.profiler_config),
-        adapters=_make_store(prepared) if config.args.enable_lora else None,
+        adapters=None if config.adapter_shape is None else _make_store(prepared, config.adapter_shape),
         hosts=hosts,
     )
 
@@ -352,16 +353,20 @@ def _make_runner(prepared: Prepared, hosts: Hosts) -> ModelRunner:
     return ModelRunner(model, _activation(prepared.config.pooling), runs_draft, hosts.broadcast)
 
 
-def _make_store(prepared: Prepared) -> AdapterStore:
+def _make_store(prepared: Prepared, shape: AdapterShape) -> AdapterStore:
     """Return the store that reads a model's adapters, in the order of its weights."""
     args, model = prepared.config.args, prepared.compiler.model
-    arrays, slot = array_specs(prepared.specs), model.adapter_specs(AdapterShape(1, args.max_lora_rank))
+    arrays, slot = array_specs(prepared.specs), model.adapter_specs(shape._replace(num_slots=1))
+    tasks = prepared.config.model_config.task_adapters
 
     def load(request: LoRARequest) -> Any:
+        if tasks is not None and request.task in tasks.names:
+            adapter = TaskAdapter(prepared.config.checkpoint, prepared.specs, tasks, request.task)
+            return load_task_adapter(adapter, arrays, slot)
         folder = find_adapter(request.lora_path, token=args.hf_token, download_dir=args.download_dir)
         return load_adapter(PeftAdapter(folder, args.max_lora_rank), arrays, slot)
 
-    return AdapterStore(load, prepared.config.max_cpu_loras)
+    return AdapterStore(load, prepared.config.max_cpu_loras + (0 if tasks is None else len(tasks.names)))
 
 
 def _activation(pooling: PoolingSettings | None) -> Activation:
@@ -444,7 +449,7 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         sees_both_sides=config.model_config.sees_both_sides,
         num_clip_blocks=layout.num_cross_blocks(prepared.num_blocks),
         clip_blocks=layout.clip_blocks,
-        num_adapter_slots=args.max_loras if args.enable_lora else 0,
+        num_adapter_slots=config.adapter_shape.num_slots if config.adapter_shape else 0,
         enable_prefix_caching=config.enable_prefix_caching and not _keys_depend_on_the_prompt(config),
         policy=args.scheduling_policy,
         step_target=config.step_target,

@@ -265,6 +265,8 @@ class InputProcessor:
         if not isinstance(adapter, LoRARequest):
             message = f"must be a jaxllm.lora.request.LoRARequest, not {type(adapter).__name__}"
             raise refusal(label, message, "lora_request", adapter)
+        if self._pooling is not None and adapter.task in self._pooling.adapter_names:
+            return adapter
         if not self._limits.adapters:
             raise refusal(label, "needs an engine with enable_lora=True", "lora_request", adapter)
         if adapter.tensorizer_config_dict is not None:

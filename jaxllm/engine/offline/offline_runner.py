@@ -137,14 +137,19 @@ class OfflineRunner:
     ) -> list[str]:
         """Queue one prompt or many for a task of pooling, and return their request ids.
 
-        Texts to embed begin with the checkpoint's prompt named `prompt_name`, or with its default prompt; those with a
-        `form` are prompts in it.
+        Texts to embed begin with the checkpoint's prompt named `prompt_name`, or with its default prompt, and have the
+        adapter that comes with it; those with a `form` are prompts in it.
         """
         batch = [prompts] if is_single_prompt(prompts) else list(prompts)
         spread = self._spread_pooling(params, task, len(batch))
         pooling = self._engine.front.ready.pooling
-        if task == "embed" and pooling is not None and (before := pooling.prompt(prompt_name)):
-            batch = [begin_with(before, prompt) for prompt in batch]
+        if task == "embed" and pooling is not None:
+            before, own_adapter = pooling.prompt(prompt_name), pooling.adapter(prompt_name)
+            batch = [begin_with(before, prompt) for prompt in batch] if before else batch
+            if own_adapter is not None and adapters is not None:
+                message = "lora_request: the prompt has an adapter of its own. Leave out one of both."
+                raise VLLMValidationError(message, parameter="lora_request")
+            adapters = own_adapter or adapters
         if form is not None:
             from jaxllm.engine.front.text_forms import as_form  # imports numpy
 

@@ -17,6 +17,9 @@ from jaxllm.server.pooling.pooling_protocol import VectorFields
 class EmbeddingRequest(VectorFields, kw_only=True):
     """The request of `/v1/embeddings`."""
 
+    task: str | None = None
+    """The name of a prompt of the model, which is put before each text, with its adapter if it has one; Jina's API
+    calls it so."""
     late_chunking_params: LateChunkingParams | None = None
     """`{"chunk_size": 64}` makes an embedding of every 64 tokens of a text, which the model reads whole."""
 
@@ -24,6 +27,9 @@ class EmbeddingRequest(VectorFields, kw_only=True):
         """Return the engine's params. Raises VLLMValidationError."""
         if self.late_chunking_params is None:
             return super().params(task)
+        if self.task is not None:
+            message = "late_chunking_params takes texts without a prompt: leave out task."
+            raise VLLMValidationError(message, parameter="task", value=self.task)
         if self.encoding_format not in (None, "float"):
             message = "encoding_format must be 'float' with late_chunking_params: leave it out."
             raise VLLMValidationError(message, parameter="encoding_format", value=self.encoding_format)

@@ -11,6 +11,7 @@ from typing import Any
 from jaxllm.engine.front.text_forms import as_form
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.resolve.pooling_settings import PoolingSettings, TextForm
@@ -36,11 +37,16 @@ class PooledRequests:
         self._chat, self._trusts_template = chat, trusts_template
 
     async def run_inputs(
-        self, request: InputFields, params: PoolingParams, caller: Caller, form: TextForm | None = None
+        self,
+        request: InputFields,
+        params: PoolingParams,
+        caller: Caller,
+        form: TextForm | None = None,
+        **options: Any,
     ) -> list[PoolingRequestOutput[Any]]:
         """Run all inputs of a request, texts in a form if one is given; return their outputs in order.
 
-        Raises what `run` does.
+        `options` are those of `run`, and it raises what that does.
         """
         inputs = request.inputs()
         request.check_template(inputs)
@@ -49,7 +55,7 @@ class PooledRequests:
             if form is not None:
                 front, work = self.engine_client.front, sum(len(each) for each in inputs if isinstance(each, str))
                 prompts = await threaded_if_long(work, lambda: [as_form(front, form, each) for each in prompts])
-        return await self.run(request, prompts, params, caller, [request.source] * len(prompts))
+        return await self.run(request, prompts, params, caller, [request.source] * len(prompts), **options)
 
     async def run(
         self,
@@ -59,10 +65,12 @@ class PooledRequests:
         caller: Caller,
         sources: Sequence[str],
         before: str | None = None,
+        adapter: LoRARequest | None = None,
     ) -> list[PoolingRequestOutput[Any]]:
         """Run prompts, under the request's id and a number; return their outputs in order.
 
-        `before` is put before each text to embed; None stands for the checkpoint's default prompt.
+        `before` is put before each text to embed; None stands for the checkpoint's default prompt. `adapter` is that of
+        the prompt; None stands for the adapter that the request names as its model, if it does.
         If one fails, or the caller is cancelled, all are aborted. Raises exceptions that `error_response` handles;
         an error about a prompt names its entry in `sources`.
         """
@@ -78,7 +86,7 @@ class PooledRequests:
                         _salted(begin_with(before, prompt), request.cache_salt),
                         params,
                         f"{caller.request_id}-{i}",
-                        self.models.adapter(request.model),
+                        adapter or self.models.adapter(request.model),
                         trace_headers=caller.trace_headers,
                         priority=request.priority,
                         tokenization_kwargs=options,

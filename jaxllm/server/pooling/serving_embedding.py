@@ -11,6 +11,7 @@ from msgspec import UNSET
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.server.http.caller import Caller
+from jaxllm.server.openai.prompt_fields import renamed
 from jaxllm.server.pooling.cohere_protocol import (
     CohereBilledUnits,
     CohereEmbeddings,
@@ -53,7 +54,14 @@ class ServingEmbedding:
     async def outputs(self, request: EmbeddingRequest, caller: Caller) -> list[PoolingRequestOutput[Any]]:
         """Return the outputs of a request's inputs in order. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
-        return await self._pooled.run_inputs(request, request.params(self._task), caller)
+        params, settings = request.params(self._task), self._pooled.settings
+        if request.task is not None and params.task != "embed":
+            message = f"task goes with embeddings of texts, and this model makes {params.task}: leave it out."
+            raise VLLMValidationError(message, parameter="task", value=request.task)
+        with renamed({"prompt_name": "task"}):
+            before = None if request.task is None else settings.prompt(request.task)
+        adapter = settings.adapter(request.task) if params.task == "embed" else None
+        return await self._pooled.run_inputs(request, params, caller, before=before, adapter=adapter)
 
     async def answer_cohere(self, request: CohereEmbedRequest, caller: Caller) -> CohereEmbedResponse:
         """Answer a request in Cohere's form. Raises exceptions that `error_response` handles."""

@@ -1,0 +1,89 @@
+"""Jina Embeddings v3 with the adapters of tasks in its checkpoint, chosen for each request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxllm import LLM
+from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.lora.request import LoRARequest
+from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from tests.e2e.test_bge_m3 import OPTIONS as SHORTER
+from tests.server.support import Served, served
+
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
+
+FOLDER = Path(__file__).parents[1] / "data" / "jina_v3_tasks"
+TASKS = ("retrieval.query", "text-matching")
+with np.load(FOLDER / "golden.npz") as arrays:
+    GOLDEN: dict[str, np.ndarray] = dict(arrays)
+TEXTS: list[str] = json.loads(GOLDEN["texts"].tobytes())
+TOLERANCE = 1e-5
+OPTIONS: dict[str, Any] = SHORTER | {"max_model_len": 128}
+
+
+def assert_near(values: Any, task: str) -> None:
+    np.testing.assert_allclose(values, GOLDEN[task], rtol=0, atol=TOLERANCE)
+
+
+def test_tasks_add_their_adapters() -> None:
+    with LLM(str(FOLDER), **OPTIONS, use_tqdm_on_load=False) as llm:
+        for task in (*TASKS, None, *TASKS):
+            outputs = llm.embed(TEXTS, prompt_name=task, use_tqdm=False)
+            assert_near([output.outputs.embedding for output in outputs], task or "none")
+        assert min(np.abs(GOLDEN["none"] - GOLDEN[task]).max() for task in TASKS) > 0.1
+        with pytest.raises(VLLMValidationError, match="it has retrieval"):
+            llm.embed(TEXTS[0], prompt_name="separation")
+        with pytest.raises(VLLMValidationError, match="has an adapter of its own"):
+            llm.embed(TEXTS[0], prompt_name=TASKS[0], lora_request=LoRARequest("a", 1, "a"))
+        with pytest.raises(VLLMValidationError, match="enable_lora"):
+            llm.embed(TEXTS[0], lora_request=LoRARequest("a", 1, "checkpoint://separation"))
+
+
+def test_one_batch_mixes_tasks() -> None:
+    """Requests for different tasks, and for none, are in the same steps."""
+    with LLM(str(FOLDER), **OPTIONS, use_tqdm_on_load=False) as llm:
+        pooling = llm.llm_engine.front.ready.pooling
+        assert pooling is not None
+        kinds = [TASKS[0], "none", TASKS[1], "none", TASKS[0]]
+        prompts = [pooling.prompts.get(kind, "") + text for kind, text in zip(kinds, TEXTS, strict=True)]
+        adapters = [pooling.adapter(kind) for kind in kinds]
+        outputs = llm.embed(prompts, lora_request=adapters, use_tqdm=False)
+    for index, kind in enumerate(kinds):
+        np.testing.assert_allclose(outputs[index].outputs.embedding, GOLDEN[kind][index], rtol=0, atol=TOLERANCE)
+
+
+def test_without_its_adapters() -> None:
+    """A config without them leaves the prompts out too."""
+    overrides: dict[str, Any] = {"load_trained_adapters": False}
+    with LLM(str(FOLDER), **OPTIONS, hf_overrides=overrides, use_tqdm_on_load=False) as llm:
+        assert_near([output.outputs.embedding for output in llm.embed(TEXTS, use_tqdm=False)], "none")
+        with pytest.raises(VLLMValidationError, match="it has none"):
+            llm.embed(TEXTS[0], prompt_name=TASKS[0])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    args = AsyncEngineArgs(str(FOLDER), **OPTIONS)
+    with (
+        AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as llm,
+        served(llm) as server,
+    ):
+        yield server
+
+
+def test_route(server: Served) -> None:
+    for task in (*TASKS, None):
+        answer = server.post("/v1/embeddings", {"input": TEXTS, "task": task})
+        assert answer.status == 200, answer.body
+        assert_near([row["embedding"] for row in answer.json["data"]], task or "none")
+    for more in ({"task": "separation"}, {"task": TASKS[1], "late_chunking_params": {"chunk_size": 4}}):
+        answer = server.post("/v1/embeddings", {"input": TEXTS[0], **more})
+        assert (answer.status, answer.json["error"]["param"]) == (400, "task")
