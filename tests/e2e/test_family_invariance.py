@@ -7,7 +7,7 @@ come back.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.families
 NUM_JOBS = 64
 WHOLE = 256  # tokens a step
 CHUNKED = 16
+SMALL_CHUNKS = (7, 1)
+"""Chunks that are no multiple of a tile, and a prompt token by token; in few families, since steps are many."""
 LENGTHS = (190, 170, 60, 50, 40, 33, 24, 23, 17, 16, 15, 9, 8, 7, 3, 1)
 """Lengths of prompts. A block comes back once a window and the tile of 128 keys that it begins in have left it."""
 SCORED = 33
@@ -41,6 +43,7 @@ class Setting(NamedTuple):
     dtype: str
     has_experts: bool = False
     has_windows: bool = False
+    has_small_chunks: bool = False
 
 
 SETTINGS = (
@@ -54,17 +57,17 @@ SETTINGS = (
     # Latents in place of keys and values, experts in groups.
     Setting("deepseek_v3", "float32", has_experts=True),
     # A choice of tokens; layers of GLM-5 share it.
-    Setting("deepseek_v32", "float32", has_experts=True),
-    Setting("glm_moe_dsa", "float32", has_experts=True),
+    Setting("deepseek_v32", "float32", has_experts=True, has_small_chunks=True),
+    Setting("glm_moe_dsa", "float32", has_experts=True, has_small_chunks=True),
     # Windows of latents beside chosen positions.
-    Setting("dots3_note", "float32", has_experts=True, has_windows=True),
+    Setting("dots3_note", "float32", has_experts=True, has_windows=True, has_small_chunks=True),
     # Latents that layers share, and a learned rotation.
-    Setting("mistral_large4", "float32", has_experts=True),
+    Setting("mistral_large4", "float32", has_experts=True, has_small_chunks=True),
     # Recurrent states beside attention, which are saved where blocks end; experts and a shared one.
     Setting("qwen3_next", "float32", has_experts=True),
     # States that fade by number, beside latents.
-    Setting("kimi_linear", "float32", has_experts=True),
-    Setting("bailing_hybrid", "float32", has_experts=True),
+    Setting("kimi_linear", "float32", has_experts=True, has_small_chunks=True),
+    Setting("bailing_hybrid", "float32", has_experts=True, has_small_chunks=True),
     Setting("lfm2", "float32"),
     # State spaces; layers of one part each.
     Setting("nemotron_h", "float32"),
@@ -96,13 +99,20 @@ JOBS = make_jobs()
 LONG = range(2 * len(KINDS))
 READERS = [index for index, job in enumerate(JOBS) if job.params.prompt_logprobs is None and len(job.prompt) > 16]
 """The jobs that may read the prefix cache, and have a block to find there; a scored prompt must be computed."""
+FEW = [index for index, job in enumerate(JOBS) if len(job.prompt) in (50, 33, 17, 8)]
+"""The jobs that run in small chunks."""
 Engine = tuple[LLM, RecordingScheduler]
 
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=lambda setting: setting.case)
-def whole(request: pytest.FixtureRequest) -> Iterator[Engine]:
+def setting(request: pytest.FixtureRequest) -> Setting:
+    """Return the setting that the module's engine has."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def whole(setting: Setting) -> Iterator[Engine]:
     """Start an engine that takes every prompt whole, 64 requests at a time, with blocks in plenty."""
-    setting = request.param
     arguments = {
         "dtype": setting.dtype,
         "batch_invariant": True,
@@ -117,6 +127,10 @@ def whole(request: pytest.FixtureRequest) -> Iterator[Engine]:
         assert runner is not None
         implementation = runner.compiler.model.ops.grouped_matmul.implementation
         assert implementation == ("cpu" if setting.has_experts else "xla")
+        # Attention, latents and indexers by group; models of states alone attend to nothing.
+        config = runner.compiler.config
+        assert {group.attention.implementation for group in config.groups} <= {"cpu", "none"}
+        assert {name for group in config.states for name in group.ops.implementations} <= {"cpu"}
         assert any(group._config.window for group in scheduler.cache.groups) == setting.has_windows
         yield llm, scheduler
 
@@ -134,9 +148,11 @@ def reference(whole: Engine) -> list[RequestOutput]:
     return outputs
 
 
-def differing(expected: list[RequestOutput], got: list[RequestOutput]) -> list[int]:
-    """Return the jobs with outputs that differ in any bit."""
-    return [index for index in range(NUM_JOBS) if bits(expected[index]) != bits(got[index])]
+def differing(
+    expected: list[RequestOutput], got: list[RequestOutput], indices: Sequence[int] = range(NUM_JOBS)
+) -> list[int]:
+    """Return the jobs with outputs that differ in any bit; `got` are those of the jobs at the indices."""
+    return [index for index, output in zip(indices, got, strict=True) if bits(expected[index]) != bits(output)]
 
 
 def test_alone_and_among_64(whole: Engine, reference: list[RequestOutput]) -> None:
@@ -156,7 +172,7 @@ def test_prefix_hit_and_miss(whole: Engine, reference: list[RequestOutput]) -> N
     assert differing(reference, outputs) == []
 
 
-def test_chunked(whole: Engine, reference: list[RequestOutput]) -> None:
+def test_chunked(setting: Setting, whole: Engine, reference: list[RequestOutput]) -> None:
     """Blocks come back while prompts are still being computed, and others take them."""
     llm, scheduler = whole
     scheduler.plans.clear()
@@ -168,6 +184,12 @@ def test_chunked(whole: Engine, reference: list[RequestOutput]) -> None:
         tables = [chunk.block_ids[group] for plan in scheduler.plans for chunk in plan.chunks]
         assert any(NULL_BLOCK in table for table in tables) == (cache._config.window is not None)
     assert differing(reference, outputs) == []
+    for budget in SMALL_CHUNKS if setting.has_small_chunks else ():
+        with limited(scheduler, budget):
+            outputs = run_together(llm, [JOBS[index] for index in FEW])
+        for index, output in zip(FEW, outputs, strict=True):
+            assert scheduler.num_prompt_chunks(output.request_id) >= len(JOBS[index].prompt) / budget
+        assert differing(reference, outputs, FEW) == [], budget
 
 
 def test_preempted(whole: Engine, reference: list[RequestOutput]) -> None:
