@@ -186,6 +186,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "topk_method": "noaux_tc", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
         "index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048, "quantization_config": FP8_BLOCKS,
     },
+    "kimi-linear-48b": {
+        "architectures": ["KimiLinearForCausalLM"], "model_type": "kimi_linear", "dtype": "bfloat16",
+        "vocab_size": 163_840, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 27,
+        "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 64, "hidden_act": "silu",
+        "model_max_length": 1_048_576, "rms_norm_eps": 1e-5, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "attention_bias": False,
+        "layer_types": [
+            *[*["linear_attention"] * 3, "full_attention"] * 6, *["linear_attention"] * 2, "full_attention",
+        ],
+        "linear_attn_config": {"head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4},
+        "moe_intermediate_size": 1024, "num_experts": 256, "num_experts_per_token": 8, "num_shared_experts": 1,
+        "num_expert_group": 1, "topk_group": 1, "moe_renormalize": True, "routed_scaling_factor": 2.446,
+        "first_k_dense_replace": 1, "mlp_layer_types": ["dense"] + ["sparse"] * 26, "tie_word_embeddings": False,
+    },
     "mimo-v2-flash": {
         "architectures": ["MiMoV2FlashForCausalLM"], "model_type": "mimo_v2_flash", "torch_dtype": "bfloat16",
         "vocab_size": 152_576, "hidden_size": 4096, "intermediate_size": 16_384, "num_hidden_layers": 48,
@@ -371,6 +385,7 @@ HUB_IDS = {
     "deepseek-v3": "deepseek-ai/DeepSeek-V3",
     "deepseek-v3.2": "deepseek-ai/DeepSeek-V3.2",
     "glm-5": "zai-org/GLM-5",
+    "kimi-linear-48b": "moonshotai/Kimi-Linear-48B-A3B-Instruct",
     "mimo-v2-flash": "XiaomiMiMo/MiMo-V2-Flash",
     "hy3": "tencent/Hy3-preview",
     "qwen3-vl-8b": "Qwen/Qwen3-VL-8B-Instruct",
@@ -394,6 +409,6 @@ def with_layers(hf: dict[str, Any], num_layers: int | None) -> dict[str, Any]:
         return hf | dict.fromkeys(("encoder_layers", "decoder_layers"), num_layers // 2)
     if "text_config" in hf:
         return hf | {"text_config": with_layers(hf["text_config"], num_layers)}
-    by_layer = ("layer_types", "hybrid_layer_pattern", "moe_layer_freq")
+    by_layer = ("layer_types", "mlp_layer_types", "hybrid_layer_pattern", "moe_layer_freq")
     lists = {name: hf[name][:num_layers] for name in by_layer if isinstance(hf.get(name), list)}
     return hf | {"num_hidden_layers": num_layers} | lists
