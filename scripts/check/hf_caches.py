@@ -55,7 +55,7 @@ def compare(case: str, dtype: torch.dtype) -> dict[str, Any]:
             of_golden.append(np.abs(golden[f"logprobs_{index}"] - cached).max())
             if not np.array_equal(tokens, golden[f"tokens_{index}"]):
                 missed.append(f"other tokens than the golden's after {length}")
-    row = {"case": case, "dtype": str(dtype).removeprefix("torch.")}
+    row: dict[str, Any] = {"case": case, "dtype": str(dtype).removeprefix("torch.")}
     row |= {"whole": float(max(of_whole)), "golden": float(max(of_golden))}
     missed += [name for name in ("whole", "golden") if not row[name] <= LIMIT]
     return row | {"missed": missed}
