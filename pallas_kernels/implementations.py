@@ -155,6 +155,17 @@ INDEXER: Implementations = {
         pool_spec="indexer.layout:indexer_pool_spec",
         tiles="indexer.cpu:cpu_tiles",
     ),
+    "gpu": Implementation(
+        "gpu",
+        "indexer.gpu:gpu_indexer",
+        refuses="indexer.gpu.sizes:refusal",
+        pool_spec="indexer.layout:indexer_pool_spec",
+        tiles="indexer.gpu.sizes:gpu_tiles",
+        row_alignment=16,
+        takes_decodes_alone=True,
+        takes_cores=True,
+        device_refusal=hopper_refusal,
+    ),
 }
 
 SEGMENT_ATTENTION: Implementations = {

@@ -25,6 +25,7 @@ from pallas_kernels.targets import hopper_refusal
 OPS = {
     "attention": {"tpu": "attention_tpu", "gpu": "attention_gpu"},
     "latents": {"tpu": "attention_tpu", "gpu": "latents_gpu"},
+    "indexer": {"gpu": "indexer_gpu"},
     "grouped_matmul": {"tpu": "grouped_matmul", "gpu": "grouped_matmul"},
     "linear": {"tpu": "linear", "gpu": "linear"},
     "segment_attention": {"tpu": "segment_attention", "gpu": "segment_attention"},
@@ -33,7 +34,7 @@ OPS = {
     "steps": {"tpu": "steps", "gpu": "steps"},
 }
 """The module of each op, by platform."""
-HOPPER_OPS = ("latents", "grouped_matmul", "segment_attention", "states", "state_decodes")
+HOPPER_OPS = ("latents", "indexer", "grouped_matmul", "segment_attention", "states", "state_decodes")
 """The ops whose kernels for GPUs are for Hopper only; other GPUs run them in plain XLA, as `steps` shows."""
 
 

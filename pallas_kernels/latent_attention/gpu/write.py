@@ -25,16 +25,16 @@ def write_latents(
     latents_th: Array,
     kv_pool: LatentPool,
     slots_t: Array,
-    rows: jax.ShapeDtypeStruct,
+    rows: jax.ShapeDtypeStruct | None,
     *,
     layer: Array | int,
     num_layers: int,
     interpret: bool = False,
-) -> tuple[Array, LatentPool]:
+) -> tuple[Array | None, LatentPool]:
     """Return an array for results, and the pool with latents of the pool's dtype at the tokens' slots.
 
-    The null block is not written to. The array has the shape [t, n, latent_dim] and dtype of `rows`; tokens of the null
-    block are padding, and their rows are 0. Other rows hold anything. The number of tokens must be a multiple of 8, or
+    The null block is not written to. The array has the shape [t, n, latent_dim] and dtype of `rows`, if there are any;
+    tokens of the null block are padding, and their rows are 0. Other rows hold anything. The number of tokens must be a multiple of 8, or
     ValueError is raised.
 
     The kernel gets the pool as a Ref, which XLA neither copies nor slices. A thread block takes 8 tokens, by a bulk
@@ -44,8 +44,8 @@ def write_latents(
     if t % TOKENS:
         raise ValueError(f"the GPU's kernel writes {TOKENS} tokens at a time, which {t} is no multiple of")
     kernel = plgpu.kernel(
-        partial(_write_kernel, width=rows.shape[2]),
-        out_type=jax.ShapeDtypeStruct((t, math.prod(rows.shape[1:])), rows.dtype),
+        partial(_write_kernel, width=rows.shape[2] if rows else 0),
+        out_type=[jax.ShapeDtypeStruct((t, math.prod(rows.shape[1:])), rows.dtype)] if rows else [],
         grid=(t // TOKENS,),
         grid_names=("tokens",),
         kernel_name="latent_write",
@@ -57,10 +57,10 @@ def write_latents(
     # A pool with one kv head, laid out like a pool of keys and values.
     pool = jax.new_ref(kv_pool.latents[:, None])
     results = kernel(latents_th, slots_t, first_row, pool)
-    return results.reshape(rows.shape), LatentPool(jax.freeze(pool)[:, 0])
+    return results[0].reshape(rows.shape) if rows else None, LatentPool(jax.freeze(pool)[:, 0])
 
 
-def _write_kernel(latents_th, slots_t, first_row, pool, results_tc, *, latents_smem, width: int):
+def _write_kernel(latents_th, slots_t, first_row, pool, *results_tc, latents_smem, width: int):
     first_token = pl.multiple_of(lax.axis_index("tokens") * TOKENS, TOKENS)
     layout = plgpu.Layout.WG_STRIDED(latents_smem.shape, vec_size=_VECTOR)
     latents = plgpu.load(latents_th.at[pl.ds(first_token, TOKENS)], layout=layout)
@@ -69,7 +69,8 @@ def _write_kernel(latents_th, slots_t, first_row, pool, results_tc, *, latents_s
     plgpu.commit_smem()
     for i, slot in enumerate(slots):
         write_token(latents_smem.at[i], pool, slot, row, 0)
-        pl.when(slot < pool.shape[2])(partial(_clear, results_tc, first_token + i, width))
+        for results in results_tc:
+            pl.when(slot < pool.shape[2])(partial(_clear, results, first_token + i, width))
     plgpu.wait_smem_to_gmem(0)
 
 
