@@ -1,8 +1,9 @@
 """Attention over latents on Hopper GPUs, in Mosaic GPU.
 
 Latents are written into the pool in place (`write.py`). Then one kernel (`attend.py`) attends longer chunks, and a
-second call of it decodes. Contexts of decodes are split over thread blocks and merged as in paged attention. No other
-operation runs between the kernels, so an unrolled model stays one command buffer.
+second call of it decodes. Contexts of decodes are split over thread blocks and merged as in paged attention. In sparse
+attention one call attends all rows. No other operation runs between the kernels but what turns bits of chosen positions
+into slots, without loops, so an unrolled model stays one command buffer.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from pallas_kernels.paged_attention.gpu.splits import SplitRule, decode_work
 
 from ..layout import LatentPool
 from .attend import Config, Work, attend, fill_smem
+from .chosen import chosen_slots, chosen_work
 from .sizes import TILE, divide_heads, gpu_tiles, split_rule
 from .write import write_latents
 
-__all__ = ["decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention"]
+__all__ = ["chosen_attention", "decode_attention", "gpu_latent_attention", "gpu_tiles", "prefill_attention"]
 
 
 def gpu_latent_attention(
@@ -39,6 +41,8 @@ def gpu_latent_attention(
     tiles: Tiles,
     interpret: bool = False,
     num_cores: int | None = None,
+    chosen_tw: Array | None = None,
+    top_k: int | None = None,
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`. `interpret` runs the kernels on a CPU, in an interpreter that looks for races.
 
@@ -48,7 +52,11 @@ def gpu_latent_attention(
     common: dict[str, Any] = {"layer": layer, "num_layers": num_layers, "interpret": interpret}
     rows = jax.ShapeDtypeStruct((*q_tnh.shape[:2], latent_dim), q_tnh.dtype)
     out_tnl, kv_pool = write_latents(latents_th, kv_pool, batch.slots_t, rows, **common)
+    assert out_tnl is not None
     settings: dict[str, Any] = common | {"scale": scale, "num_cores": num_cores}
+    if chosen_tw is not None:
+        assert top_k is not None
+        return chosen_attention(q_tnh, kv_pool, batch, out_tnl, chosen_tw, top_k=top_k, **settings), kv_pool
     if batch.tile_seqs_i.shape[0]:
         out_tnl = prefill_attention(q_tnh, kv_pool, batch, out_tnl, **settings)
     return decode_attention(q_tnh, kv_pool, batch, out_tnl, **settings), kv_pool
@@ -117,6 +125,39 @@ def decode_attention(
     return jax.freeze(out_tc).reshape(out_tnl.shape)
 
 
+def chosen_attention(
+    q_tnh: Array,
+    kv_pool: LatentPool,
+    batch: AttentionBatch,
+    out_tnl: Array,
+    chosen_tw: Array,
+    *,
+    top_k: int,
+    layer: Array | int,
+    num_layers: int,
+    scale: float,
+    interpret: bool = False,
+    num_cores: int | None = None,
+) -> Array:
+    """Return `out_tnl` with the results of all rows, at their chosen positions; the step's latents are in the pool.
+
+    In steps of few rows a row's positions are split over thread blocks. A row has the same bits in every batch of
+    arrays of these shapes.
+    """
+    (t, n, h), [pool], latent_dim = q_tnh.shape, kv_pool, out_tnl.shape[2]
+    heads = divide_heads(n)
+    slots = chosen_slots(chosen_tw, batch, top_k, pool.shape[1], layer * (len(pool) // num_layers))
+    work, splits = chosen_work(slots, batch, heads.groups, pool.shape[1])
+    config = Config(latent_dim, heads.groups, heads.size, 1, scale, splits is not None, interpret, is_chosen=True)
+    config = config._replace(workers=num_workers(num_cores, interpret), kv_dtype=pool.dtype)
+    out_tc = jax.new_ref(out_tnl.reshape(-1, n * latent_dim if splits else latent_dim))
+    operands = q_tnh.reshape(t * n, h), pool.reshape(-1, 1, h), (slots.slots_tk,), work
+    results = attend(*operands, None if splits else out_tc, fill_smem(config, h))
+    if splits:
+        combine_splits(*results, splits, None, out_tc, interpret)
+    return jax.freeze(out_tc).reshape(out_tnl.shape)
+
+
 def _tile_work(batch: AttentionBatch, rows: int) -> Work:
     """Return the tiles as work items, the last ones first: they see the most, and should not start last."""
     tiles_i = jnp.maximum(batch.num_tiles - 1 - jnp.arange(batch.tile_seqs_i.shape[0], dtype=jnp.int32), 0)
@@ -147,4 +188,4 @@ def _attend(
     pool = kv_pool.latents
     config = fill_smem(config._replace(kv_dtype=pool.dtype), pool.shape[2])
     first_row = jnp.asarray(layer * (len(pool) // num_layers), jnp.int32).reshape(1)
-    return attend(q_vh, pool, batch.block_tables_sm, first_row, work, out_vl, config)
+    return attend(q_vh, pool, (batch.block_tables_sm, first_row), work, out_vl, config)

@@ -6,6 +6,9 @@ memory, and begins the next item's before this one ends. A tile is in memory onc
 rotated columns, as values. Two consumer warpgroups both compute all of its scores; each sums up half of the latents'
 columns, as the registers of one would not hold all of them. They take turns, as in the prefill of paged attention.
 
+In sparse attention an item is one row, and what it attends is a list of slots instead of a range of positions
+(`gather.py`); all positions here are then places in this list.
+
 Results take the place of queries in shared memory, which has room for nothing more beside two tiles.
 """
 
@@ -40,6 +43,7 @@ from pallas_kernels.paged_attention.gpu.common import (
     tiled_smem,
 )
 
+from .gather import HALF, SLOT_TILES, gather
 from .sizes import CONSUMERS, PART_COLUMNS, STORE_BYTES, TILE
 
 # 2 x 224 + 56 = 504 registers: the limit for a thread of each warpgroup together.
@@ -83,6 +87,15 @@ class Config(NamedTuple):
     """The number of tiles that the ring holds."""
     workers: int = WORKERS
     """The number of thread blocks."""
+    is_chosen: bool = False
+    """True if items attend lists of slots."""
+
+    @property
+    def name(self) -> str:
+        """Return the kernel's name."""
+        if self.is_chosen:
+            return "latent_chosen_split" if self.is_split else "latent_chosen"
+        return "latent_decode" if self.is_split else "latent_prefill"
 
     @property
     def converts(self) -> bool:
@@ -114,7 +127,7 @@ def fill_smem(config: Config, key_dim: int) -> Config:
     """Return the configuration with as many tiles as fit in the shared memory."""
     one = _buffer_types(config._replace(interpret=False), key_dim)
     room = SMEM_BYTES - SMEM_RESERVED - max(smem_bytes(one.queries), smem_bytes(one.results))
-    room -= smem_bytes(one.raw) if config.converts else 0
+    room -= sum(smem_bytes(x) for x in (one.raw, one.slots) if x is not None)
     return config._replace(stages=min(_MAX_STAGES, room // smem_bytes(one.latents)))
 
 
@@ -124,7 +137,9 @@ class _Buffers(NamedTuple):
     latents: Any
     """A ring of tiles [stage, 64, key_dim] in bfloat16."""
     raw: Any
-    """A ring of tiles [2, 64, key_dim] of a float8 pool, not converted."""
+    """A ring of tiles [2, 64, key_dim] of a float8 pool, not converted, or of halves of tiles of chosen latents."""
+    slots: Any
+    """The slots [2, 64] of two tiles of chosen latents."""
     queries: Any
     """The queries [1, 64, key_dim]."""
     results: Any
@@ -134,11 +149,13 @@ class _Buffers(NamedTuple):
 
 
 def _buffer_types(config: Config, key_dim: int) -> _Buffers:
+    raw = tiled_smem((_RAW_STAGES, TILE, key_dim), config.kv_dtype, columns=PART_COLUMNS) if config.converts else None
+    if config.is_chosen:
+        raw = plgpu.SMEM((2, HALF, key_dim), config.kv_dtype)
     return _Buffers(
         latents=tiled_smem((config.stages, TILE, key_dim), jnp.bfloat16),
-        raw=tiled_smem((_RAW_STAGES, TILE, key_dim), config.kv_dtype, columns=PART_COLUMNS)
-        if config.converts
-        else None,
+        raw=raw,
+        slots=plgpu.SMEM((SLOT_TILES, TILE), jnp.int32) if config.is_chosen else None,
         queries=tiled_smem((1, MMA_ROWS, key_dim), jnp.bfloat16),
         results=tiled_smem((CONSUMERS, MMA_ROWS, config.stored), config.out_dtype),
         weights=tiled_smem((CONSUMERS, MMA_ROWS, TILE), jnp.bfloat16) if config.interpret else None,
@@ -153,6 +170,7 @@ class _Barriers(NamedTuple):
     tile_full: Any
     tile_free: Any
     raw: Any
+    slots: Any
     turn: Any
     scored: Any
 
@@ -187,6 +205,8 @@ class _Refs(NamedTuple):
     pool: Any
     tables_sm: Any
     first_row: Any
+    slots_tk: Any
+    """The slots that each row attends to, if they are chosen; then there is neither table nor first row."""
     work: Work
     out_vl: Any
     """The rows' results, laid out like queries, or parts [i, 1, head group, heads, latent_dim]."""
@@ -202,14 +222,15 @@ class _Refs(NamedTuple):
 
 
 def attend(
-    q_vh: Array, pool: Array, tables_sm: Array, first_row: Array, work: Work, out_vl: Any, config: Config
+    q_vh: Array, pool: Array, tokens: tuple[Array, ...], work: Work, out_vl: Any, config: Config
 ) -> tuple[Array, ...]:
     """Attend the items of `work`.
 
     Args:
       q_vh: queries by rows, groups of heads, and heads.
-      pool: the pool of all layers; `first_row` [1] is the layer's first block in it.
-      tables_sm: the block ids of each sequence.
+      pool: the pool of all layers.
+      tokens: the block ids of each sequence [s, m], and the layer's first block in the pool [1]; if `config.is_chosen`
+        the slots of each row's tokens in the pool [t, k], where k is a multiple of 64, and the pool is by slots.
       work: the work items.
       out_vl: a Ref that gets the items' rows, while other rows stay unchanged; None if the work is split.
       config: the settings, from `fill_smem`.
@@ -228,9 +249,15 @@ def attend(
     barriers = _Barriers(
         q_full=plgpu.Barrier(),
         q_free=plgpu.Barrier(num_arrivals=CONSUMERS),
-        tile_full=plgpu.Barrier(num_arrivals=1 if config.converts else chunks, num_barriers=config.stages),
+        tile_full=plgpu.Barrier(
+            num_arrivals=1 if config.converts or config.is_chosen else chunks, num_barriers=config.stages
+        ),
         tile_free=plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.stages),
-        raw=plgpu.Barrier(num_arrivals=chunks, num_barriers=_RAW_STAGES if config.converts else 1),
+        raw=plgpu.Barrier(
+            num_arrivals=HALF if config.is_chosen else chunks,
+            num_barriers=2 if config.is_chosen else _RAW_STAGES if config.converts else 1,
+        ),
+        slots=plgpu.Barrier(num_barriers=SLOT_TILES),
         turn=plgpu.Barrier(num_arrivals=CONSUMERS),
         scored=plgpu.Barrier(num_arrivals=CONSUMERS),
     )
@@ -241,10 +268,11 @@ def attend(
         grid_names=("worker",),
         num_threads=CONSUMERS + 1,
         thread_name="warpgroup",
-        kernel_name="latent_decode" if config.is_split else "latent_prefill",
+        kernel_name=config.name,
         scratch_types={
             "latents": buffers.latents,
             "raw": buffers.raw,
+            "slots": buffers.slots,
             "queries_or_results": plgpu.RefUnion(buffers.queries, buffers.results),
             "weights": buffers.weights,
             "barriers": barriers,
@@ -252,15 +280,16 @@ def attend(
         compiler_params=compiler_params(),
         interpret=interpret_params(config.interpret),
     )
-    return kernel(q_vh, pool, tables_sm, first_row, *work, *[out_vl] * (not config.is_split))
+    return kernel(q_vh, pool, *tokens, *work, *[out_vl] * (not config.is_split))
 
 
-def _attend_kernel(*refs, config: Config, latents, raw, queries_or_results, weights, barriers):
-    q_vh, pool, tables_sm, first_row, *rest = refs
+def _attend_kernel(*refs, config: Config, latents, raw, slots, queries_or_results, weights, barriers):
+    q_vh, pool, *rest = refs
+    tokens, rest = (None, None, *rest[:1]) if config.is_chosen else (*rest[:2], None), rest[2 - config.is_chosen :]
     work, (out_vl, *logs) = Work(*rest[: len(Work._fields)]), rest[len(Work._fields) :]
     queries, results = queries_or_results
-    buffers = _Buffers(latents, raw, queries, results, weights)
-    kernel_refs = _Refs(config, q_vh, pool, tables_sm, first_row, work, out_vl, logs, buffers, barriers)
+    buffers = _Buffers(latents, raw, slots, queries, results, weights)
+    kernel_refs = _Refs(config, q_vh, pool, *tokens, work, out_vl, logs, buffers, barriers)
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < CONSUMERS)
@@ -297,6 +326,9 @@ def _for_each_item(refs: _Refs, body: Callable[[_Item, Array], None]) -> Array:
 
 def _produce(refs: _Refs, item: _Item, first_tile: Array) -> None:
     """Load an item's tiles."""
+    if refs.config.is_chosen:
+        pl.when(item.num_tiles > 0)(partial(gather, refs, item, first_tile, _wait_until_free))
+        return
     bring = _bring_converted if refs.config.converts else _bring
     if refs.config.converts:
         _bring_raw(refs, item, jnp.int32(0), first_tile)

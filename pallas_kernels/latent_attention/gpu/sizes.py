@@ -11,7 +11,7 @@ from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from pallas_kernels.paged_attention.layout import FLOAT8
 from pallas_kernels.paged_attention.tiles import Tiles
 
-from ..layout import LatentShape, refuse_chosen
+from ..layout import LatentShape
 
 # The tokens of a tile: a consumer's scores are 64 x 64.
 TILE = 64
@@ -75,12 +75,10 @@ def split_rule(num_rows: int, heads: Heads, latent_dim: int) -> SplitRule:
 
 def refusal(shape: LatentShape) -> str | None:
     """Return why the kernels cannot run a shape, or None if they can."""
-    if shape.top_k is not None:
-        return refuse_chosen(shape)
     if shape.latent_dim not in (256, 512) or shape.rope_dim != PART_COLUMNS:
         return f"latents must be of 256 or 512 numbers and 64 rotated ones, not {shape.latent_dim} and {shape.rope_dim}"
     heads = divide_heads(shape.num_heads)
-    if heads.rows * heads.size % TILED_ROWS:
+    if (heads.rows if shape.top_k is None else 1) * heads.size % TILED_ROWS:
         return f"{shape.num_heads} heads fill no whole groups of 8 rows, which is what a TMA writes"
     if shape.dtype != jnp.bfloat16:
         return f"dtype must be bfloat16, not {jnp.dtype(shape.dtype).name}"
