@@ -26,6 +26,8 @@ from pallas_kernels.indexer.cases import CASES
 from pallas_kernels.paged_attention import AttentionBatch
 
 NUM_LAYERS, NUM_BLOCKS, SEQUENCES = 2, 4096, 64
+CONTEXTS = {"": 8192, "-128k": 131072}
+"""The longest contexts, by the ends of rows' names."""
 STEPS = {"decodes": (64, False), "mixed": (2048, True)}
 """The tokens of each step, and whether there are longer chunks."""
 NAMES = {"latent_write", "indexer_score_decodes", "indexer_score_chunks", "indexer_select"}
@@ -34,7 +36,6 @@ NAMES = {"latent_write", "indexer_score_decodes", "indexer_score_chunks", "index
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=CASES, metavar="CASE")
     parser.add_argument("--block-sizes", nargs="+", type=int, default=[16, 64])
-    parser.add_argument("--contexts", nargs="+", type=int, default=[8192, 131072], help="the longest contexts")
 
 
 def main(args: argparse.Namespace, target: Target) -> int:
@@ -48,10 +49,10 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
         if reason := INDEXER["gpu"].refusal(CASES[name].shape()):
             print(f"{name}: {reason}", flush=True)
             continue
-        for block, context, step in itertools.product(args.block_sizes, args.contexts, STEPS):
+        for suffix, block, step in itertools.product(CONTEXTS, args.block_sizes, STEPS):
             op = Indexer(CASES[name].shape(block), "gpu")
-            names = {"case": name, "kernel": step, "kv": "bfloat16", "block": block, "context": context}
-            yield names, partial(compile_step, op, step, context, target)
+            names = {"case": name + suffix, "kernel": step, "kv": "bfloat16", "block": block}
+            yield names, partial(compile_step, op, step, CONTEXTS[suffix], target)
 
 
 def compile_step(op: Indexer, step: str, context: int, target: Target) -> Row:

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from pallas_kernels.chosen import to_lists
-from pallas_kernels.implementations import INDEXER
 from pallas_kernels.indexer import Indexer, IndexerPool, IndexerShape, pick
 from pallas_kernels.indexer.cases import CASES
 from pallas_kernels.indexer.cpu.kernel import Kernel
@@ -34,7 +33,7 @@ SIZES = [(1, 16, 16), (2, 16, 1), (5, 32, 40), (16, 64, 129), (20, 32, 512)]
 IMPLEMENTATION = "xla"
 
 
-@pytest.fixture(params=INDEXER, autouse=True)
+@pytest.fixture(params=["xla", "cpu"], autouse=True)
 def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{__name__}.IMPLEMENTATION", request.param)
     compiled.cache_clear()  # a test may choose another instruction set

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.chosen import to_lists
 from pallas_kernels.latent_attention import LatentAttention, LatentPool, LatentShape, pick
 from pallas_kernels.latent_attention.cases import CASES
 from pallas_kernels.latent_attention.gpu import decode_attention, prefill_attention
@@ -25,9 +26,13 @@ UNTOUCHED = 7.0
 
 
 def attention(
-    num_heads: int, latent_dim: int = 512, block_size: int = 16, kv_dtype: Any = jnp.bfloat16
+    num_heads: int,
+    latent_dim: int = 512,
+    block_size: int = 16,
+    kv_dtype: Any = jnp.bfloat16,
+    top_k: int | None = None,
 ) -> LatentAttention:
-    shape = LatentShape(num_heads, latent_dim, 64, block_size, BFLOAT16, jnp.dtype(kv_dtype))
+    shape = LatentShape(num_heads, latent_dim, 64, block_size, BFLOAT16, jnp.dtype(kv_dtype), top_k)
     return LatentAttention(shape, "gpu", interpret=True)
 
 
@@ -69,6 +74,58 @@ def test_matches_reference(op: LatentAttention, chunks: list[tuple[int, int]]) -
     kernels = traced(function, *arguments)
     assert "latent_decode" in kernels
     assert ("latent_prefill" in kernels) == has_tiles
+
+
+@pytest.mark.parametrize(
+    ("op", "chunks"),
+    [
+        (attention(16, top_k=200), [(1, 1), (100, 1), (250, 1), (40, 10)]),
+        (attention(80, 256, 64, top_k=40), [(90, 1), (5, 2)]),
+        (attention(8, 256, 128, top_k=300), [(5, 1), (290, 1)]),
+        (attention(8, 512, 32, jnp.float8_e4m3fn, top_k=130), [(170, 1), (20, 2)]),
+    ],
+    ids=["splits", "two groups of 40 heads", "splits of decodes alone", "e4m3"],
+)
+def test_chosen_positions_match_the_reference(op: LatentAttention, chunks: list[tuple[int, int]]) -> None:
+    """Each row sees nothing but its positions: the rest of the pool is NaN, or belongs to other rows."""
+    step = make_step(len(chunks), chunks, op)
+    has_tiles = chunks[-1][1] > 1
+    if not has_tiles:
+        step = step._replace(batch=step.batch.without_tiles())
+    expected, _ = reference(step, op)
+
+    @jax.jit
+    def function(q: Any, latents: Any, pool: Any, batch: Any, layer: Any, chosen_tw: Any) -> Any:
+        settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": SCALE}
+        return op(q, latents, pool, batch, **settings, chosen_tw=chosen_tw)
+
+    arguments = step.q, step.latents, poisoned(step, op), step.batch, LAYER, step.chosen
+    out, _ = interpreted(function, *arguments)
+    out = np.asarray(out, np.float32)
+    np.testing.assert_allclose(out[step.rows], expected[step.rows], rtol=2e-2, atol=1e-2)
+    assert np.isfinite(out).all(), "padding rows must stay finite, they flow through the layers"
+    is_split = "latent_chosen_split" in traced(function, *arguments)
+    # A split has at least two tiles of 64.
+    assert is_split == (op.shape.top_k is not None and op.shape.top_k > 192)
+
+
+def poisoned(step: Step, op: LatentAttention) -> LatentPool:
+    """Return the step's pool with NaN wherever no row attends."""
+    seen, tables = np.zeros(step.pool.latents.shape[:2], bool), np.asarray(step.batch.block_tables_sm)
+    first, lists = LAYER * (len(seen) // NUM_LAYERS), to_lists(np.asarray(step.chosen))
+    for seq, (start, end) in enumerate(zip(step.batch.query_starts_s, step.batch.query_ends_s, strict=True)):
+        for positions in lists[start:end]:
+            blocks, offsets = np.divmod(positions, op.shape.block_size)
+            seen[first + tables[seq][blocks], offsets] = True
+    return LatentPool(jnp.where(seen[..., None], step.pool.latents, jnp.nan))
+
+
+def test_rows_without_a_position_are_finite() -> None:
+    op = attention(8, 256, top_k=70)
+    step = make_step(2, [(5, 1), (33, 20)], op)
+    run = jax.jit(lambda *args: op(*args[:4], layer=LAYER, num_layers=NUM_LAYERS, scale=SCALE, chosen_tw=args[4]))
+    out, _ = interpreted(run, step.q, step.latents, step.pool, step.batch, jnp.zeros_like(step.chosen))
+    assert np.isfinite(np.asarray(out, np.float32)).all()
 
 
 def filled(step: Step, op: LatentAttention) -> tuple[LatentPool, np.ndarray]:
@@ -179,6 +236,7 @@ def test_a_hopper_gpu_gets_it() -> None:
         (CASES["kimi-k2"].shape(dtype=jnp.float32), "9.0", "dtype must be bfloat16, not float32"),
         (CASES["kimi-k2"].shape(kv_dtype=jnp.float32), "9.0", "the pool must be bfloat16 or float8, not float32"),
         (CASES["kimi-k2"].shape(block_size=48), "9.0", "block_size must be 16, 32, 64, 128, not 48"),
+        (CASES["kimi-k2"]._replace(num_heads=4).shape(top_k=9), "9.0", "4 heads fill no whole groups of 8 rows"),
         (CASES["kimi-k2"]._replace(num_heads=36).shape(), "9.0", "36 heads fill no whole groups of 8 rows"),
     ],
     ids=lambda x: str(x)[:30],

@@ -1,7 +1,7 @@
 """The indexer of sparse attention on Hopper GPUs, in Mosaic GPU.
 
 Keys are written into the pool in place. Then `score.py` scores the positions that decodes and rows of chunks see, and
-`select.py` chooses among them. No other operation loops, so an unrolled model stays one command buffer.
+`choice.py` chooses among them. No other operation loops, so an unrolled model stays one command buffer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pallas_kernels.latent_attention.gpu.write import write_latents
 from pallas_kernels.latent_attention.layout import LatentPool
 from pallas_kernels.paged_attention import NO_WINDOW, AttentionBatch, Tiles
 from pallas_kernels.paged_attention.gpu.common import num_workers
-from pallas_kernels.paged_attention.gpu.splits import decode_work, split_rule
+from pallas_kernels.paged_attention.gpu.splits import decode_work
 
 from ..layout import IndexerPool
 from .score import Config, Work, score
-from .select import SPAN, WORD_BITS, select
-from .sizes import TILE, rows_at_a_time, rows_together
+from .choice import SPAN, WORD_BITS, select
+from .sizes import ROW_ALIGNMENT, TILE, rows_at_a_time, rows_together, score_split_rule
 
 _WORDS = SPAN // WORD_BITS
 
@@ -57,7 +57,7 @@ def gpu_indexer(
     pieces = []
     for first in range(0, t, count):
         rows = min(count, t - first)
-        scores_rc: Any = jax.ShapeDtypeStruct((-(-rows // 16) * 16, columns), jnp.int32)
+        scores_rc: Any = jax.ShapeDtypeStruct((-(-rows // ROW_ALIGNMENT) * ROW_ALIGNMENT, columns), jnp.int32)
         for work, together in _works(batch, range(first, first + rows), n, top_k, columns):
             config = Config(n, together, first, interpret, num_workers(num_cores, interpret))
             if isinstance(scores_rc, jax.ShapeDtypeStruct):
@@ -91,7 +91,7 @@ def _works(batch: AttentionBatch, rows: range, num_heads: int, top_k: int, colum
         seqs_s = jnp.arange(s, dtype=jnp.int32)
         is_scored_s = (batch.context_lens_s > top_k) & (seqs_s >= rows.start) & (seqs_s < rows.stop)
         scored = batch._replace(context_lens_s=jnp.where(is_scored_s, batch.context_lens_s, 0))
-        splits = decode_work(scored, split_rule(s, 1, 132), TILE, NO_WINDOW, columns)
+        splits = decode_work(scored, score_split_rule(s), TILE, NO_WINDOW, columns)
         works.append((Work(splits.seqs_i, splits.seqs_i, splits.starts_i, splits.ends_i, splits.lasts_s), 1))
     if batch.tile_seqs_i.shape[0] or not works:
         works.append((_tile_work(batch, rows, rows_together(num_heads), top_k), rows_together(num_heads)))
@@ -99,7 +99,7 @@ def _works(batch: AttentionBatch, rows: range, num_heads: int, top_k: int, colum
 
 
 def _tile_work(batch: AttentionBatch, rows: range, together: int, top_k: int) -> Work:
-    """Return the tiles of some rows as work items, the last ones first: they see the most, and should not start last."""
+    """Return the tiles of some rows as work items, the last ones first: they see the most and should not start last."""
     indices_i = jnp.arange(len(batch.tile_rows_i), dtype=jnp.int32)
     is_used_i = indices_i < batch.num_tiles
     first, last = (

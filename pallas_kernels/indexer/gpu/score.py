@@ -271,9 +271,7 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
         position = pl.multiple_of(item.start + j * TILE, TILE)
         for row in range(config.rows):
             heads = row * config.heads
-            weights_n = plgpu.load(
-                refs.weights.at[pl.ds(heads, config.heads)], layout=plgpu.Layout.WGMMA.reduce(0)
-            )
+            weights_n = plgpu.load(refs.weights.at[pl.ds(heads, config.heads)], layout=plgpu.Layout.WGMMA.reduce(0))
             positive_cn = jnp.maximum(products_cv[:, heads : heads + config.heads], 0.0)
             weights_cn = lax.broadcast_in_dim(weights_n, positive_cn.shape, (1,))
             scores_c = (positive_cn * weights_cn).sum(axis=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from pallas_kernels.paged_attention.gpu.common import WORKERS
+from pallas_kernels.paged_attention.gpu.splits import SplitRule
 from pallas_kernels.paged_attention.tiles import Tiles
 
 from ..layout import IndexerShape
@@ -16,6 +18,9 @@ _MOST_QUERIES = 256
 ROW_ALIGNMENT = 16
 # The most bytes of scores at a time; a step of more rows is taken in pieces.
 SCORE_BYTES = 256 * 2**20
+# The least tiles of a split of a decode, in steps of up to this many rows, and in larger ones. Each brings the row's
+# queries, as many bytes as a tile has at 64 heads.
+_LEAST_TILES, _MANY_ROWS_TILES = {8: 2, 32: 4}, 8
 
 
 def rows_together(num_heads: int) -> int:
@@ -29,6 +34,12 @@ def rows_together(num_heads: int) -> int:
 def gpu_tiles(shape: IndexerShape) -> Tiles:
     """Return the kernels' tile sizes."""
     return Tiles(decode=1, query=rows_together(shape.num_heads), kv=TILE)
+
+
+def score_split_rule(num_rows: int) -> SplitRule:
+    """Return how the contexts of decodes are split in steps of up to `num_rows` rows; see `splits.split_rule`."""
+    fits = (tiles for most_rows, tiles in _LEAST_TILES.items() if num_rows <= most_rows)
+    return SplitRule(WORKERS, next(fits, _MANY_ROWS_TILES))
 
 
 def rows_at_a_time(num_rows: int, columns: int) -> int:

@@ -151,10 +151,11 @@ def chosen_attention(
     config = Config(latent_dim, heads.groups, heads.size, 1, scale, splits is not None, interpret, is_chosen=True)
     config = config._replace(workers=num_workers(num_cores, interpret), kv_dtype=pool.dtype)
     out_tc = jax.new_ref(out_tnl.reshape(-1, n * latent_dim if splits else latent_dim))
-    operands = q_tnh.reshape(t * n, h), pool.reshape(-1, 1, h), (slots.slots_tk,), work
-    results = attend(*operands, None if splits else out_tc, fill_smem(config, h))
+    q_vh, by_slots, out_vl = q_tnh.reshape(t * n, h), pool.reshape(-1, 1, h), None if splits else out_tc
+    results = attend(q_vh, by_slots, (slots.slots_tk,), work, out_vl, fill_smem(config, h))
     if splits:
-        combine_splits(*results, splits, None, out_tc, interpret)
+        parts, logs = results
+        combine_splits(parts, logs, splits, None, out_tc, interpret)
     return jax.freeze(out_tc).reshape(out_tnl.shape)
 
 

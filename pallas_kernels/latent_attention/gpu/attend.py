@@ -151,7 +151,9 @@ class _Buffers(NamedTuple):
 def _buffer_types(config: Config, key_dim: int) -> _Buffers:
     raw = tiled_smem((_RAW_STAGES, TILE, key_dim), config.kv_dtype, columns=PART_COLUMNS) if config.converts else None
     if config.is_chosen:
-        raw = plgpu.SMEM((2, HALF, key_dim), config.kv_dtype)
+        # By rows and not swizzled, so that a row is one plain copy.
+        tiling = plgpu.TilingTransform((1, PART_COLUMNS))  # pyright: ignore[reportAbstractUsage]
+        raw = plgpu.SMEM((2, HALF, key_dim), config.kv_dtype, transforms=(tiling,))
     return _Buffers(
         latents=tiled_smem((config.stages, TILE, key_dim), jnp.bfloat16),
         raw=raw,
@@ -203,10 +205,8 @@ class _Refs(NamedTuple):
     q_vh: Any
     """The queries, by rows, groups of heads, and heads."""
     pool: Any
-    tables_sm: Any
-    first_row: Any
-    slots_tk: Any
-    """The slots that each row attends to, if they are chosen; then there is neither table nor first row."""
+    tokens: Sequence[Any]
+    """The block ids of each sequence, and the layer's first block; or the slots that each row attends to."""
     work: Work
     out_vl: Any
     """The rows' results, laid out like queries, or parts [i, 1, head group, heads, latent_dim]."""
@@ -285,11 +285,11 @@ def attend(
 
 def _attend_kernel(*refs, config: Config, latents, raw, slots, queries_or_results, weights, barriers):
     q_vh, pool, *rest = refs
-    tokens, rest = (None, None, *rest[:1]) if config.is_chosen else (*rest[:2], None), rest[2 - config.is_chosen :]
+    tokens, rest = rest[: 2 - config.is_chosen], rest[2 - config.is_chosen :]
     work, (out_vl, *logs) = Work(*rest[: len(Work._fields)]), rest[len(Work._fields) :]
     queries, results = queries_or_results
     buffers = _Buffers(latents, raw, slots, queries, results, weights)
-    kernel_refs = _Refs(config, q_vh, pool, *tokens, work, out_vl, logs, buffers, barriers)
+    kernel_refs = _Refs(config, q_vh, pool, tokens, work, out_vl, logs, buffers, barriers)
     warpgroup = lax.axis_index("warpgroup")
 
     @pl.when(warpgroup < CONSUMERS)
@@ -393,12 +393,13 @@ def _bring_raw(refs: _Refs, item: _Item, j: Array, tile: Array) -> None:
 
 def _sources(refs: _Refs, item: _Item, j: Array) -> list[Any]:
     """Return the pool's slices with an item's j-th tile. Blocks beyond the table's end repeat its last one."""
-    o, max_blocks = refs.pool.shape[1], refs.tables_sm.shape[1]
+    tables_sm, first_row = refs.tokens
+    o, max_blocks = refs.pool.shape[1], tables_sm.shape[1]
     chunk, position = min(o, TILE), item.start + j * TILE
     sources = []
     for at in range(0, TILE, chunk):
-        block = refs.tables_sm[item.seq, lax.min(lax.div(position + at, o), max_blocks - 1)]
-        source = refs.pool.at[refs.first_row[0] + block]
+        block = tables_sm[item.seq, lax.min(lax.div(position + at, o), max_blocks - 1)]
+        source = refs.pool.at[first_row[0] + block]
         if chunk < o:
             source = source.at[pl.ds(pl.multiple_of(lax.rem(position + at, o), chunk), chunk)]
         sources.append(source)

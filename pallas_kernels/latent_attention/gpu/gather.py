@@ -54,7 +54,8 @@ def gather(refs: Any, item: Any, first_tile: Array, wait_until_free: Callable[[A
 def _bring_slots(refs: Any, item: Any, j: Array) -> None:
     """Load the slots of an item's j-th tile."""
     place = lax.rem(j, SLOT_TILES)
-    source = refs.slots_tk.at[item.row, pl.ds(pl.multiple_of(item.start + j * TILE, TILE), TILE)]
+    [slots_tk] = refs.tokens
+    source = slots_tk.at[item.row, pl.ds(pl.multiple_of(item.start + j * TILE, TILE), TILE)]
     plgpu.copy_gmem_to_smem(source, refs.buffers.slots.at[place], refs.barriers.slots.at[place])
 
 
@@ -71,8 +72,8 @@ def _copy_half(refs: Any, place: Array, half: int) -> None:
     for i in range(HALF):
         slot = refs.buffers.slots[place, half * HALF + i]
         plgpu.copy_gmem_to_smem(
-            refs.pool.at[slot, 0],
-            refs.buffers.raw.at[half, i],
+            refs.pool.at[slot],
+            refs.buffers.raw.at[half, pl.ds(i, 1)],
             refs.barriers.raw.at[half],
             oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
         )
@@ -83,7 +84,7 @@ def _pass_half(refs: Any, stage: Array, half: int) -> None:
     layout = plgpu.Layout.SMEM_GMEM_COPY((HALF, PART_COLUMNS), jnp.bfloat16, 128)
     for column in range(0, refs.pool.shape[2], PART_COLUMNS):
         columns = pl.ds(column, PART_COLUMNS)
-        part = plgpu.load(refs.buffers.raw.at[half, :, columns], layout=layout)
+        part = plgpu.load(refs.buffers.raw.at[half, :, columns], layout=layout, optimized=False)
         if part.dtype != jnp.bfloat16:
             # The hardware takes float8 to float16 only.
             part = part.astype(jnp.float32).astype(jnp.bfloat16)

@@ -34,8 +34,8 @@ def write_latents(
     """Return an array for results, and the pool with latents of the pool's dtype at the tokens' slots.
 
     The null block is not written to. The array has the shape [t, n, latent_dim] and dtype of `rows`, if there are any;
-    tokens of the null block are padding, and their rows are 0. Other rows hold anything. The number of tokens must be a multiple of 8, or
-    ValueError is raised.
+    tokens of the null block are padding, and their rows are 0. Other rows hold anything. The number of tokens must be a
+    multiple of 8, or ValueError is raised.
 
     The kernel gets the pool as a Ref, which XLA neither copies nor slices. A thread block takes 8 tokens, by a bulk
     copy each.

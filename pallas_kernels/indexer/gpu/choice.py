@@ -32,7 +32,7 @@ type _Test = Callable[[Array, Array, Array], Array]
 class _Search(NamedTuple):
     """The search of the lowest chosen score; int32 scalars."""
 
-    index: Array
+    passes: Array
     """The number of passes so far."""
     low: Array
     """A score that at least `top_k` scores reach, the highest known one."""
@@ -72,7 +72,7 @@ def _select_kernel(scores_rc, scores_rwb, seen_r, chosen_rw, *, top_k: int):
     count = partial(_count, scores_rc, row, seen)
 
     def narrow(search: _Search) -> _Search:
-        shift = lax.max(_FIRST_SHIFT - _DIGIT * search.index, 0)
+        shift = lax.max(_FIRST_SHIFT - _DIGIT * search.passes, 0)
         candidates = _candidates(search.low, shift)
         counts = count(lambda scores, _, candidate: scores >= candidate, candidates)
         low, reach, beyond = search.low, search.reach, search.beyond
@@ -80,17 +80,19 @@ def _select_kernel(scores_rc, scores_rwb, seen_r, chosen_rw, *, top_k: int):
             low = jnp.where(number >= top_k, candidate, low)
             reach = jnp.where(number >= top_k, number, reach)
             beyond = jnp.where(number >= top_k, beyond, lax.max(beyond, number))
-        return _Search(search.index + 1, low, reach, beyond)
+        return _Search(search.passes + 1, low, reach, beyond)
 
-    passes = -(-_FIRST_SHIFT // _DIGIT) + 1
+    most_passes = -(-_FIRST_SHIFT // _DIGIT) + 1
     nothing = _Search(jnp.int32(0), jnp.int32(_LEAST), seen, jnp.int32(0))
-    search = lax.while_loop(lambda x: (x.index < passes) & (x.reach > top_k), narrow, nothing)
+    search = lax.while_loop(lambda x: (x.passes < most_passes) & (x.reach > top_k), narrow, nothing)
     lowest = search.low
 
     def widen(index: Array, end: Array) -> Array:
         candidates = _candidates(end, _DIGIT * (end_passes - 1 - index))
         counts = count(lambda scores, at, candidate: (scores == lowest) & (at < candidate), candidates)
-        return sum([jnp.where(x <= top_k - search.beyond, 1, 0) for x in counts]) * (candidates[0] - end) + end
+        for candidate, number in zip(candidates, counts, strict=True):
+            end = jnp.where(number <= top_k - search.beyond, candidate, end)
+        return end
 
     # Of the scores that equal the lowest, those before `end` are chosen.
     end_passes = -(-scores_rc.shape[1].bit_length() // _DIGIT)
@@ -101,8 +103,9 @@ def _select_kernel(scores_rc, scores_rwb, seen_r, chosen_rw, *, top_k: int):
 
 
 def _candidates(low: Array, shift: Array | int) -> list[Array]:
-    step = jnp.left_shift(jnp.int32(1), shift)
-    return [low + step * i for i in range(1, 2**_DIGIT)]
+    """Return 7 numbers above `low`, `1 << shift` apart, none beyond the highest of all."""
+    sums = [low + jnp.left_shift(jnp.int32(i), shift) for i in range(1, 2**_DIGIT)]
+    return [jnp.where(x < low, jnp.int32(2**31 - 1), x) for x in sums]
 
 
 def _count(scores_rc: Any, row: Array, seen: Array, test: _Test, candidates: Sequence[Array]) -> list[Array]:
