@@ -63,7 +63,7 @@ for target in b200 gb300; do # prefill with heads of 256 spills some registers t
     --cases llama-3.2-1b llama-3-8b qwen3-0.6b llama-2-7b gpt-oss-20b-sliding
 done
 part latents-h100 $JAX scripts/compile.py latents --target h100
-part latents-h100-chosen $JAX scripts/compile.py latents --target h100 --cases deepseek-v3.2{,-128k} glm-5{,-128k}
+part latents-chosen-h100 $JAX scripts/compile.py latents --target h100 --cases deepseek-v3.2{,-128k} glm-5{,-128k}
 part indexer-h100 $JAX scripts/compile.py indexer --target h100
 part grouped-matmul-h100 $JAX scripts/compile.py grouped_matmul --target h100
 part states-decode-h100 $JAX scripts/compile.py state_decodes --target h100

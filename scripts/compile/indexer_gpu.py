@@ -49,9 +49,9 @@ def jobs(args: argparse.Namespace, target: Target) -> Iterator[tuple[Row, Callab
         if reason := INDEXER["gpu"].refusal(CASES[name].shape()):
             print(f"{name}: {reason}", flush=True)
             continue
-        for suffix, block, step in itertools.product(CONTEXTS, args.block_sizes, STEPS):
-            op = Indexer(CASES[name].shape(block), "gpu")
-            names = {"case": name + suffix, "kernel": step, "kv": "bfloat16", "block": block}
+        ops = [Indexer(CASES[name].shape(block), "gpu") for block in args.block_sizes]
+        for suffix, op, step in itertools.product(CONTEXTS, ops, STEPS):
+            names = {"case": name + suffix, "kernel": step, "kv": "bfloat16", "block": op.shape.block_size}
             yield names, partial(compile_step, op, step, CONTEXTS[suffix], target)
 
 

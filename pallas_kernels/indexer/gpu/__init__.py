@@ -20,8 +20,8 @@ from pallas_kernels.paged_attention.gpu.common import num_workers
 from pallas_kernels.paged_attention.gpu.splits import decode_work
 
 from ..layout import IndexerPool
-from .score import Config, Work, score
 from .choice import SPAN, WORD_BITS, select
+from .score import Config, Work, score
 from .sizes import ROW_ALIGNMENT, TILE, rows_at_a_time, rows_together, score_split_rule
 
 _WORDS = SPAN // WORD_BITS
