@@ -278,7 +278,7 @@ def _consume(refs: _Refs, me: Array, item: _Item, first_tile: Array) -> None:
             refs.scores_rc[item.row - config.first_row + row, pl.ds(position, TILE)] = in_order(scores_c)
 
     lax.fori_loop(0, lax.div(item.num_tiles - first + (CONSUMERS - 1), CONSUMERS), step, None)
-    # Weights have been read from registers' side, and the next ones come by an asynchronous copy.
+    # Threads have read weights, whose place an asynchronous copy overwrites.
     plgpu.commit_smem()
     plgpu.barrier_arrive(barriers.q_free)
 

@@ -53,24 +53,24 @@ def gather(refs: Any, item: Any, first_tile: Array, wait_until_free: Callable[[A
 
 def _bring_slots(refs: Any, item: Any, j: Array) -> None:
     """Load the slots of an item's j-th tile."""
-    place = lax.rem(j, SLOT_TILES)
+    index = lax.rem(j, SLOT_TILES)
     [slots_tk] = refs.tokens
     source = slots_tk.at[item.row, pl.ds(pl.multiple_of(item.start + j * TILE, TILE), TILE)]
-    plgpu.copy_gmem_to_smem(source, refs.buffers.slots.at[place], refs.barriers.slots.at[place])
+    plgpu.copy_gmem_to_smem(source, refs.buffers.slots.at[index], refs.barriers.slots.at[index])
 
 
 def _bring_half(refs: Any, j: Array, half: int) -> None:
     """Start to copy half of an item's j-th tile, once its slots are in shared memory."""
-    place = lax.rem(j, SLOT_TILES)
+    index = lax.rem(j, SLOT_TILES)
     if half == 0:
-        plgpu.barrier_wait(refs.barriers.slots.at[place])
-    _copy_half(refs, place, half)
+        plgpu.barrier_wait(refs.barriers.slots.at[index])
+    _copy_half(refs, index, half)
 
 
-def _copy_half(refs: Any, place: Array, half: int) -> None:
+def _copy_half(refs: Any, index: Array, half: int) -> None:
     """Start to copy half of the tile with these slots, a copy for each token."""
     for i in range(HALF):
-        slot = refs.buffers.slots[place, half * HALF + i]
+        slot = refs.buffers.slots[index, half * HALF + i]
         plgpu.copy_gmem_to_smem(
             refs.pool.at[slot],
             refs.buffers.raw.at[half, pl.ds(i, 1)],
