@@ -155,6 +155,15 @@ INDEXER: Implementations = {
         pool_spec="indexer.layout:indexer_pool_spec",
         tiles="indexer.cpu:cpu_tiles",
     ),
+    "tpu": Implementation(
+        "tpu",
+        "indexer.tpu:tpu_indexer",
+        refuses="indexer.tpu:tpu_refusal",
+        pool_spec="indexer.layout:tpu_pool_spec",
+        tiles="indexer.tpu:tpu_tiles",
+        row_alignment=16,
+        takes_architecture=True,
+    ),
     "gpu": Implementation(
         "gpu",
         "indexer.gpu:gpu_indexer",

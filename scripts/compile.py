@@ -25,7 +25,7 @@ from pallas_kernels.targets import hopper_refusal
 OPS = {
     "attention": {"tpu": "attention_tpu", "gpu": "attention_gpu"},
     "latents": {"tpu": "attention_tpu", "gpu": "latents_gpu"},
-    "indexer": {"gpu": "indexer_gpu"},
+    "indexer": {"tpu": "indexer_tpu", "gpu": "indexer_gpu"},
     "grouped_matmul": {"tpu": "grouped_matmul", "gpu": "grouped_matmul"},
     "linear": {"tpu": "linear", "gpu": "linear"},
     "segment_attention": {"tpu": "segment_attention", "gpu": "segment_attention"},

@@ -47,6 +47,11 @@ for target in v5e:1x1 tpu7x:1x1x1; do
   part "latents-${target%%:*}" $JAX scripts/compile.py latents --target $target --steps mixed \
     --cases deepseek-v2-lite deepseek-v3 mistral-small-4
 done
+for target in v6e:1x1 v5e:1x1 tpu7x:1x1x1; do # sparse attention
+  part "latents-chosen-${target%%:*}" $JAX scripts/compile.py latents --target $target --steps mixed \
+    --cases deepseek-v3.2 deepseek-v3.2-128k glm-5 glm-5-128k --kv bfloat16
+  part "indexer-${target%%:*}" $JAX scripts/compile.py indexer --target $target
+done
 part grouped-matmul-v6e $JAX scripts/compile.py grouped_matmul --target v6e:1x1
 for target in v5e:1x1 tpu7x:1x1x1; do
   part "grouped-matmul-${target%%:*}" $JAX scripts/compile.py grouped_matmul --target $target --steps decode

@@ -24,7 +24,8 @@ class IndexerShape(NamedTuple):
 
 
 class IndexerPool(NamedTuple):
-    """The pool is [l * b, o, head_dim], of all layers: one key for each token. 8-bit floats are held as uint8.
+    """The pool is [l * b, o, head_dim], of all layers: one key for each token. 8-bit floats are held as uint8,
+    except by the kernels of TPUs.
 
     Layer i owns blocks [i * b, (i + 1) * b), and block 0 of every layer is the null block, where padding writes.
     """
@@ -38,3 +39,9 @@ def indexer_pool_spec(shape: IndexerShape, num_layers: int, num_blocks: int) -> 
     # A compiler without 8-bit floats would widen the whole pool to scatter into it.
     dtype = jnp.uint8 if jnp.dtype(shape.kv_dtype).itemsize == 1 else shape.kv_dtype
     return IndexerPool(jax.ShapeDtypeStruct((num_layers * num_blocks, shape.block_size, shape.head_dim), dtype))
+
+
+def tpu_pool_spec(shape: IndexerShape, num_layers: int, num_blocks: int) -> IndexerPool:
+    """Return shape and dtype of a pool as the TPU's kernels have it: 8-bit floats keep their dtype."""
+    [spec] = indexer_pool_spec(shape, num_layers, num_blocks)
+    return IndexerPool(jax.ShapeDtypeStruct(spec.shape, shape.kv_dtype))

@@ -17,7 +17,7 @@ from pallas_kernels.paged_attention.tpu import float8
 from pallas_kernels.paged_attention.tpu.options import Options, ring_length
 from pallas_kernels.paged_attention.tpu.step import attend_step
 
-from .layout import LANES, LatentPool, LatentShape, refuse_chosen, row_columns
+from .layout import LANES, LatentPool, LatentShape, row_columns
 
 _KV_TILE = 512
 _QUERY_ROWS = 2048
@@ -41,8 +41,11 @@ def tpu_latent_attention(
     tiles: Tiles,
     architecture: str | None = None,
     interpret: bool = False,
+    chosen_tw: Array | None = None,
+    top_k: int | None = None,
 ) -> tuple[Array, LatentPool]:
     """See `LatentAttention`. `interpret` runs the kernels on a CPU, in Pallas' simulation of a TPU."""
+    del top_k
     _, n, h = q_tnh.shape
     pool = kv_pool.latents
     _, block_size, columns = pool.shape
@@ -56,6 +59,7 @@ def tpu_latent_attention(
         soft_cap=None,
         has_sinks=False,
         has_row_ends=False,
+        has_chosen=chosen_tw is not None,
         unpacks_float8=float8.is_unpacked(pool.dtype, architecture),
         tiles=tiles,
         interpret=interpret,
@@ -69,6 +73,7 @@ def tpu_latent_attention(
         layer=layer,
         num_layers=num_layers,
         window=NO_WINDOW,
+        chosen_tw=chosen_tw,
         options=options,
     )
     return out_tknv[:, 0].astype(q_tnh.dtype), LatentPool(pool[:, 0])
@@ -76,8 +81,6 @@ def tpu_latent_attention(
 
 def tpu_refusal(shape: LatentShape) -> str | None:
     """Return why the kernels cannot run a shape, or None if they can."""
-    if shape.top_k is not None:
-        return refuse_chosen(shape)
     if shape.latent_dim % LANES:
         return f"latents must have a multiple of {LANES} numbers, not {shape.latent_dim}"
     if shape.dtype not in (jnp.bfloat16, jnp.float32):

@@ -21,6 +21,7 @@ from compile.program import Row, compile_program, pool_misses, report, run, with
 from compile.target import Target
 from compile.tpu_listing import read_loops
 from pallas_kernels import latent_attention, paged_attention
+from pallas_kernels.chosen import num_words
 from pallas_kernels.latent_attention.cases import CASES as CASES_OF_LATENTS
 from pallas_kernels.latent_attention.layout import row_columns
 from pallas_kernels.paged_attention import AttentionBatch, PoolAttention
@@ -31,11 +32,19 @@ STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256), "row-e
 """Steps by name: their numbers of tokens and sequences."""
 WITH_ROW_ENDS, ROW_ENDS_CASE = "row-ends", "llama-3-8b"
 """The step with rows that may see past their own positions, and the case that it is compiled for."""
+CHOSEN_CASES = {
+    "deepseek-v3.2": ("deepseek-v3", 2048, 8192),
+    "deepseek-v3.2-128k": ("deepseek-v3", 2048, 131072),
+    "glm-5": ("kimi-k2", 2048, 8192),
+    "glm-5-128k": ("kimi-k2", 2048, 131072),
+}
+"""Cases of latents with chosen positions, by name: their heads and sizes, `top_k`, and the longest context."""
 CASES: dict[str, dict[str, Any]] = {
     "attention": CASES_OF_KEYS,
     "latents": {name: case for name, case in CASES_OF_LATENTS.items() if name != "tiny"}
     | {"kimi-k2-over-8": CASES_OF_LATENTS["kimi-k2"]._replace(num_heads=8)}
-    | {"glm-4.7-flash-over-4": CASES_OF_LATENTS["glm-4.7-flash"]._replace(num_heads=5)},
+    | {"glm-4.7-flash-over-4": CASES_OF_LATENTS["glm-4.7-flash"]._replace(num_heads=5)}
+    | {name: CASES_OF_LATENTS[case] for name, (case, *_) in CHOSEN_CASES.items()},
 }
 """The cases of each op; two of latents are the part of one of several devices that share out the heads."""
 NUM_LAYERS, POOL_BYTES, BLOCK_SIZE, TABLE = 4, 2**30, 64, 256
@@ -48,7 +57,9 @@ is; half: where all of the tile's second half is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", nargs="+", metavar="CASE", help="of the models' shapes (default: all)")
+    parser.add_argument(
+        "--cases", nargs="+", metavar="CASE", help="of the models' shapes (default: all, without chosen positions)"
+    )
     parser.add_argument("--steps", nargs="+", default=list(STEPS), choices=STEPS, metavar="STEP")
     by_default = "bfloat16; in mixed steps float8 too, once float32"
     parser.add_argument("--kv", nargs="+", metavar="DTYPE", help=f"of the pool (default: {by_default})")
@@ -70,7 +81,7 @@ def selection(
     op: str, cases: Sequence[str] | None, steps: Sequence[str], kv_dtypes: Sequence[str] | None
 ) -> Iterator[tuple[str, str, str, str]]:
     """Yield case, step, dtype and dtype of the pool."""
-    for case in cases or CASES[op]:
+    for case in cases or [name for name in CASES[op] if name not in CHOSEN_CASES]:
         for step in steps:
             if step == WITH_ROW_ENDS and case != ROW_ENDS_CASE:
                 continue
@@ -144,23 +155,29 @@ def over_keys(name: str, shape: paged_attention.AttentionShape, step: str, kind:
     )
 
 
-def over_latents(_name: str, shape: latent_attention.LatentShape, step: str, kind: str) -> Step:
+def over_latents(name: str, shape: latent_attention.LatentShape, step: str, kind: str) -> Step:
     """Return the attention over latents."""
+    _, top_k, context = CHOSEN_CASES.get(name, ("", None, TABLE * BLOCK_SIZE))
+    shape = shape._replace(top_k=top_k)
     attention, _ = latent_attention.pick(shape, "tpu", architecture=kind)
 
-    def function(pool: Any, q: Any, latents: Any, batch: Any, layer: Any) -> Any:
-        return attention(q, latents, pool, batch, layer=layer, num_layers=NUM_LAYERS, scale=shape.key_dim**-0.5)
+    def function(pool: Any, q: Any, latents: Any, batch: Any, layer: Any, chosen: Any) -> Any:
+        settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": shape.key_dim**-0.5}
+        return attention(q, latents, pool, batch, **settings, chosen_tw=chosen)
 
     t, columns = STEPS[step][0], row_columns(shape)
     token_bytes = columns * shape.kv_dtype.itemsize
     q, latents = (jax.ShapeDtypeStruct((t, *heads, shape.key_dim), shape.dtype) for heads in ((shape.num_heads,), ()))
     batch = abstract_batch(attention, *STEPS[step], has_row_ends=False)
+    tables = jax.ShapeDtypeStruct((STEPS[step][1], context // BLOCK_SIZE), jnp.int32)
+    batch = batch._replace(block_tables_sm=tables)
+    chosen = None if top_k is None else jax.ShapeDtypeStruct((t, num_words(batch, BLOCK_SIZE)), jnp.int32)
     cut = Cut.of(attention.tiles.query, shape.num_heads, 1)
     return Step(
         "latent",
         attention,
         function,
-        (abstract_pool(attention, token_bytes), q, latents, batch, SCALAR),
+        (abstract_pool(attention, token_bytes), q, latents, batch, SCALAR, chosen),
         token_bytes,
         block_rows=cut.block_tokens * shape.num_heads,
         pair_flops=2 * (shape.key_dim + shape.latent_dim),
@@ -209,7 +226,9 @@ def prefill_cost(step: Step, dump: Path) -> dict[str, Any]:
     loop = max(read_loops(dump, f"{step.name}_prefill"), key=lambda loop: loop.own_matmuls)
     flops = step.pair_flops * step.block_rows * step.attention.tiles.kv
     rest = loop.own_bundles - sum(map(len, loop.stretches))
-    whole, edge, half = (rest + len(stretch) for stretch in loop.stretches)  # in the order of the source
+    # In the order of the source; where positions are chosen, all rows are masked.
+    *whole, edge, half = (rest + len(stretch) for stretch in loop.stretches)
+    [whole] = whole or [edge]
     return {
         "block_rows": step.block_rows,
         "block_bundles": whole,

@@ -41,9 +41,10 @@ def op_of(
     block_size: int = 16,
     dtype: Any = jnp.float32,
     kv_dtype: Any = None,
+    top_k: int | None = None,
 ) -> LatentAttention:
     dtypes = jnp.dtype(dtype), jnp.dtype(kv_dtype or dtype)
-    return LatentAttention(LatentShape(num_heads, latent_dim, rope_dim, block_size, *dtypes), "tpu")
+    return LatentAttention(LatentShape(num_heads, latent_dim, rope_dim, block_size, *dtypes, top_k), "tpu")
 
 
 def make_step(op: LatentAttention, chunks: list[tuple[int, int]], tiles: Tiles = TILES) -> Step:
@@ -53,8 +54,8 @@ def make_step(op: LatentAttention, chunks: list[tuple[int, int]], tiles: Tiles =
 
 @cache
 def compiled(latent_dim: int, tiles: Tiles, architecture: str | None) -> Any:
-    def function(q: Any, latents: Any, pool: Any, batch: Any, layer: Any) -> Any:
-        settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": SCALE}
+    def function(q: Any, latents: Any, pool: Any, batch: Any, layer: Any, chosen: Any) -> Any:
+        settings: dict[str, Any] = {"layer": layer, "num_layers": NUM_LAYERS, "scale": SCALE, "chosen_tw": chosen}
         settings |= {"latent_dim": latent_dim, "tiles": tiles, "architecture": architecture}
         return tpu_latent_attention(q, latents, pool, batch, **settings)
 
@@ -65,8 +66,8 @@ def compiled(latent_dim: int, tiles: Tiles, architecture: str | None) -> Any:
 def run(op: LatentAttention, step: Step, tiles: Tiles = TILES, architecture: str | None = None) -> Result:
     shape = op.shape
     function = compiled(shape.latent_dim, tiles, architecture)
-    batch = step.batch
-    out, pool = function(step.q, step.latents.astype(shape.kv_dtype), widened(op, step.pool), batch, jnp.int32(LAYER))
+    latents, layer = step.latents.astype(shape.kv_dtype), jnp.int32(LAYER)
+    out, pool = function(step.q, latents, widened(op, step.pool), step.batch, layer, step.chosen)
     assert (out.dtype, pool.latents.dtype) == (step.q.dtype, shape.kv_dtype)
     return Result(float32(out), float32(pool.latents))
 
@@ -131,6 +132,27 @@ def test_blocks_of_rows() -> None:
     check(op, make_step(op, [(90, 90), (197, 70), (400, 130)], tiles), tolerance, tiles)
 
 
+@pytest.mark.parametrize(("num_heads", "top_k"), [(5, 40), (8, 1)])
+def test_chosen_positions_match_the_reference(num_heads: int, top_k: int) -> None:
+    """Rows share a register with others', or fill registers; a decode or a chunk may not see its own token."""
+    op = op_of(num_heads, top_k=top_k)
+    check(op, make_step(op, RAGGED), 1e-5)
+
+
+def test_chosen_positions_in_blocks_of_rows() -> None:
+    """Words fill more than a row of lanes, and blocks of rows have parts."""
+    tiles = Tiles(decode=3, query=128, kv=256)
+    op = op_of(24, latent_dim=256, block_size=64, top_k=300)
+    tolerance = 1e-5 if has_exact_matmuls() else 3e-5
+    check(op, make_step(op, [(4500, 1), (197, 70), (4220, 130)], tiles), tolerance, tiles)
+
+
+def test_a_row_without_a_position_is_finite() -> None:
+    op = op_of(8, top_k=20)
+    step = make_step(op, SHORT)
+    assert np.isfinite(run(op, step._replace(chosen=step.chosen * 0)).out).all()
+
+
 @pytest.mark.parametrize("case", REAL)
 def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(case: str) -> None:
     """The models' own widths, with the heads of one device of four."""
@@ -165,19 +187,21 @@ def test_unpacked_float8_is_the_same() -> None:
     np.testing.assert_array_equal(result.pool, expected.pool)
 
 
-def test_the_op_runs_its_kernels_in_place() -> None:
+@pytest.mark.parametrize("top_k", [None, 6])
+def test_the_op_runs_its_kernels_in_place(top_k: int | None) -> None:
     """As in an engine: a pool of its spec and its own tiles, and latents as the model makes them."""
-    op, reason = pick(op_of(2).shape, "cpu", "tpu")
+    op, reason = pick(op_of(2, top_k=top_k).shape, "cpu", "tpu")
     assert (op.implementation, op.interpret, reason) == ("tpu", True, None)
     step = make_step(op, [(20, 1), (18, 18)], op.tiles)
     pool = widened(op, step.pool)
     [spec] = op.pool_spec(NUM_LAYERS, len(pool.latents) // NUM_LAYERS)
     assert (spec.shape, spec.dtype) == (pool.latents.shape, pool.latents.dtype)
 
-    def function(pool: Any, q: Any, latents: Any, batch: Any) -> Any:
-        return op(q, latents, pool, batch, layer=LAYER, num_layers=NUM_LAYERS, scale=SCALE)
+    def function(pool: Any, q: Any, latents: Any, batch: Any, chosen: Any) -> Any:
+        settings: dict[str, Any] = {"layer": LAYER, "num_layers": NUM_LAYERS, "scale": SCALE}
+        return op(q, latents, pool, batch, **settings, chosen_tw=chosen)
 
-    out, pool = jax.jit(function)(pool, step.q, step.latents, step.batch)
+    out, pool = jax.jit(function)(pool, step.q, step.latents, step.batch, step.chosen)
     expected, expected_pool = reference(step, op)
     np.testing.assert_allclose(float32(out)[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
     check_pool(op, expected_pool, Result(float32(out), float32(pool.latents)))

@@ -54,6 +54,7 @@ def tpu_paged_attention(
         soft_cap=soft_cap,
         has_sinks=sinks_n is not None,
         has_row_ends=batch.row_ends_t is not None,
+        has_chosen=False,
         unpacks_float8=float8.is_unpacked(kv_pool.kv.dtype, architecture),
         tiles=tiles,
         interpret=interpret,

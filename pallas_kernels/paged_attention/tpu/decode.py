@@ -17,13 +17,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import AttentionBatch
-from . import softmax
-from .options import LANES, SUBLANES, Options, hbm, matmul_dtype, take
+from . import chosen, softmax
+from .options import LANES, SUBLANES, Options, hbm, matmul_dtype, present, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
+from .write import BUFFERS, TokenWriter
 
 _UNROLL = 8
 """The most heads that are attended together: the latencies of each hide behind the others."""
-_OUTPUTS = 2
 
 
 class _Scalars(NamedTuple):
@@ -43,6 +43,8 @@ class _Scratch(NamedTuple):
     """[num_buffers, k, r, c]: r is the group, padded."""
     new_kv: Any
     """[num_buffers, k, columns of the pool]."""
+    chosen: Any
+    """[num_buffers, w / 128, 128], if positions are chosen."""
     input_semaphores: Any
     slabs: Any
     """[2, k, slab, columns of the pool], on the way to the pool."""
@@ -63,6 +65,7 @@ def decode_attention(
     pool: Array,
     tables: Array,
     sinks_kg: Array | None,
+    chosen_sw: Array | None,
     batch: AttentionBatch,
     first_and_window: Array,
     options: Options,
@@ -80,17 +83,22 @@ def decode_attention(
         sinks_kr = sinks_kr.reshape(k // unroll, unroll * rows)
         inputs.append(jnp.broadcast_to(sinks_kr[..., None], (*sinks_kr.shape, LANES)))
         in_specs.append(pl.BlockSpec(memory_space=pltpu.VMEM))
+    words = None if chosen_sw is None else chosen_sw.reshape(s, -1, LANES)
+    if words is not None:
+        inputs.append(words)
+        in_specs.append(hbm())
     num_buffers, slab = options.tiles.decode, pool.shape[3]
     float32 = partial(pltpu.VMEM, dtype=jnp.float32)
     ring = ring_scratch(num_buffers, options.kv_tile, pool, tables)
     scratch = _Scratch(
         pltpu.VMEM((num_buffers, k, rows, c), dtype),
         pltpu.VMEM((num_buffers, *new_skc.shape[1:]), new_skc.dtype),
+        None if words is None else pltpu.VMEM((num_buffers, *words.shape[1:]), words.dtype),
         pltpu.SemaphoreType.DMA((num_buffers,)),
-        pltpu.VMEM((_OUTPUTS, k, slab, pool.shape[4]), pool.dtype),
-        pltpu.SemaphoreType.DMA((_OUTPUTS,)),
-        pltpu.VMEM((_OUTPUTS, k, rows, v), q_skgc.dtype),
-        pltpu.SemaphoreType.DMA((_OUTPUTS,)),
+        pltpu.VMEM((BUFFERS, k, slab, pool.shape[4]), pool.dtype),
+        pltpu.SemaphoreType.DMA((BUFFERS,)),
+        pltpu.VMEM((BUFFERS, k, rows, v), q_skgc.dtype),
+        pltpu.SemaphoreType.DMA((BUFFERS,)),
         float32((k // unroll, unroll * rows, LANES)),
         float32((k // unroll, unroll * rows, LANES)),
         float32((k // unroll, unroll * rows, v)),
@@ -102,7 +110,7 @@ def decode_attention(
             grid=(),
             in_specs=in_specs,
             out_specs=[hbm(), hbm()],
-            scratch_shapes=[*ring, *scratch],
+            scratch_shapes=[*ring, *present(scratch)],
         ),
         out_shape=[
             jax.ShapeDtypeStruct((s, k, rows, v), q_skgc.dtype),
@@ -119,7 +127,8 @@ def _kernel(*refs: Any, options: Options) -> None:
     scalars, refs = take(_Scalars, refs)
     operands, refs = take(_Operands, refs, options.absent)
     ring, refs = take(Ring, refs)
-    decode = _Decode(scalars, operands, ring, _Scratch(*refs), options)
+    scratch = take(_Scratch, refs, options.absent)[0]
+    decode = _Decode(scalars, operands, ring, scratch, options)
     pl.when(decode.num_items > 0)(decode.run)
 
 
@@ -132,6 +141,8 @@ class _Operands(NamedTuple):
     pool: Any
     sinks_krx: Any
     """[k / unroll, unroll * r, 128]."""
+    chosen: Any
+    """[s, w / 128, 128], if positions are chosen."""
     out: Any
     written: Any
     """The pool again, to write."""
@@ -176,9 +187,9 @@ class _Decode:
 
         def wait(item: _Sequence) -> None:
             self.out_copy(item).wait()
-            self.slab_copy(item).wait()
+            self.writer.copy(item).wait()
 
-        stream.for_last(_OUTPUTS, wait)
+        stream.for_last(BUFFERS, wait)
 
     def describe(self, index: Array) -> _Sequence:
         """Return an item: the new token attends to the positions from `first` to its own."""
@@ -193,22 +204,28 @@ class _Decode:
     def input_copies(self, item: _Sequence) -> list[Any]:
         scratch, buffer = self.scratch, lax.rem(item.number, self.scratch.q.shape[0])
         pairs = (self.operands.q, scratch.q), (self.operands.new_kv, scratch.new_kv)
+        if self.options.has_chosen:
+            pairs = *pairs, (self.operands.chosen, scratch.chosen)
         semaphore = scratch.input_semaphores.at[buffer]
         return [pltpu.make_async_copy(source.at[item.number], target.at[buffer], semaphore) for source, target in pairs]
 
     def out_copy(self, item: _Sequence) -> Any:
-        buffer = lax.rem(item.number, _OUTPUTS)
+        buffer = lax.rem(item.number, BUFFERS)
         return pltpu.make_async_copy(
             self.scratch.out.at[buffer], self.operands.out.at[item.number], self.scratch.out_semaphores.at[buffer]
         )
 
-    def slab_copy(self, item: _Sequence) -> Any:
-        """Return the copy of the slab of rows around the new token to the pool."""
-        _, _, slabs, slab, _ = self.operands.pool.shape
-        buffer = lax.rem(item.number, _OUTPUTS)
-        block, offset = lax.div(item.slot, slabs * slab), lax.rem(item.slot, slabs * slab)
-        target = self.operands.written.at[self.scalars.first_and_window[0] + block, :, lax.div(offset, slab)]
-        return pltpu.make_async_copy(self.scratch.slabs.at[buffer], target, self.scratch.slab_semaphores.at[buffer])
+    @property
+    def writer(self) -> TokenWriter:
+        scratch = self.scratch
+        return TokenWriter(
+            self.ring.buffers,
+            scratch.new_kv,
+            scratch.slabs,
+            scratch.slab_semaphores,
+            self.operands.written,
+            self.scalars.first_and_window[0],
+        )
 
     def start(self, item: _Sequence) -> None:
         for copy in self.input_copies(item):
@@ -226,13 +243,12 @@ class _Decode:
         first_slab, end_slab = stream.slabs(item, tile.tile)
         # Slabs that were not fetched may hold NaN, and 0 x NaN is NaN.
         clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
-        pl.when(item.end <= (tile.tile + 1) * num_tokens)(lambda: self.write(tile))
+        pl.when(item.end <= (tile.tile + 1) * num_tokens)(lambda: self.writer.write(item, tile.tile, tile.buffer))
         clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
         _, k, rows, _ = self.scratch.q.shape
         num_groups = self.scratch.maxima.shape[0]
         unroll = k // num_groups
-        position = tile.tile * num_tokens + lax.broadcasted_iota(jnp.int32, (rows, num_tokens), 1)
-        keep_rt = (position >= item.first) & (position < item.end)
+        keep_rt = self._keep(tile, rows)
         q_place = lax.rem(item.number, self.scratch.q.shape[0])
 
         def operands(head: Array | int) -> softmax.Operands:
@@ -248,30 +264,22 @@ class _Decode:
         else:
             lax.fori_loop(0, num_groups, attend_heads, None)
 
-    def write(self, tile: Tile[_Sequence]) -> None:
-        """Put the new token into the fetched tile, and its slab on the way to the pool.
-
-        In the tile the rows after it become 0; in the pool they are unchanged.
-        """
-        item, scratch = tile.item, self.scratch
-        pl.when(item.number >= _OUTPUTS)(lambda: self.slab_copy(item).wait())
-        _, k, _, slab, columns = self.ring.buffers.shape
-        position = item.end - 1 - tile.tile * self.options.kv_tile
-        index, buffer = lax.div(position, slab), lax.rem(item.number, _OUTPUTS)
-        row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
-        is_new, is_later = row == lax.rem(position, slab), row > lax.rem(position, slab)
-        new_kc = scratch.new_kv[lax.rem(item.number, scratch.new_kv.shape[0])].astype(jnp.float32)
-        for head in range(k):
-            new = jnp.broadcast_to(new_kc[head : head + 1], (slab, columns)).astype(scratch.slabs.dtype)
-            rows = jnp.where(is_new, new, self.ring.buffers[tile.buffer, head, index])
-            scratch.slabs[buffer, head] = rows
-            self.ring.buffers[tile.buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
-        self.slab_copy(item).start()
+    def _keep(self, tile: Tile[_Sequence], rows: int) -> Array:
+        """Return the mask [rows, num_tokens] of a tile, which is the same for all heads."""
+        item, num_tokens = tile.item, self.options.kv_tile
+        if self.options.has_chosen:
+            buffer = lax.rem(item.number, self.scratch.chosen.shape[0])
+            words = self.scratch.chosen[buffer, pl.ds(chosen.row_of(tile.tile, num_tokens), 1)]
+            words = jnp.broadcast_to(words, (SUBLANES, LANES))
+            bits = chosen.unpack(words, tile.tile, num_tokens, num_tokens)
+            return jnp.concatenate([bits] * (rows // SUBLANES), axis=0) != 0
+        position = tile.tile * num_tokens + lax.broadcasted_iota(jnp.int32, (rows, num_tokens), 1)
+        return (position >= item.first) & (position < item.end)
 
     def end(self, item: _Sequence) -> None:
         # All copies are of one size: waiting for this one is waiting for the one that used its buffer before.
-        pl.when(item.number >= _OUTPUTS)(lambda: self.out_copy(item).wait())
-        out, buffer = self.scratch.out, lax.rem(item.number, _OUTPUTS)
+        pl.when(item.number >= BUFFERS)(lambda: self.out_copy(item).wait())
+        out, buffer = self.scratch.out, lax.rem(item.number, BUFFERS)
         _, k, rows, columns = out.shape
         num_groups = self.scratch.maxima.shape[0]
         for i in range(num_groups):

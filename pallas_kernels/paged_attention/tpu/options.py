@@ -38,6 +38,8 @@ class Options(NamedTuple):
     soft_cap: float | None
     has_sinks: bool
     has_row_ends: bool
+    has_chosen: bool
+    """True if each row attends to positions that are chosen for it, and to no others."""
     unpacks_float8: bool
     """True if the pool is read by `float8.unpack`."""
     tiles: Tiles
@@ -57,7 +59,9 @@ class Options(NamedTuple):
     def absent(self) -> set[str]:
         """Return the names of the refs that the kernels do not have."""
         absent: set[str] = set() if self.has_sinks else {"sinks_krx"}
-        return absent if self.has_row_ends else absent | {"tile_ends_i", "least_ends_p", "most_ends_p", "ahead"}
+        if not self.has_row_ends:
+            absent |= {"tile_ends_i", "least_ends_p", "most_ends_p", "ahead"}
+        return absent if self.has_chosen else absent | {"chosen"}
 
     def slab(self, dtype: Any) -> int:
         """Return the rows of the pool that are read and written together: a tile of the dtype."""

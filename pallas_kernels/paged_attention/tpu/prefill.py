@@ -22,7 +22,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from ..layout import AttentionBatch
 from ..row_ends import tile_ends
-from . import softmax
+from . import chosen, softmax
 from .options import LANES, ROW_ALIGNMENT, SUBLANES, Options, ceil_div, hbm, matmul_dtype, present, take
 from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
 from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
@@ -67,6 +67,8 @@ class _Operands(NamedTuple):
     sinks_krx: Any
     ahead: Any
     """[t / 16, 16 * g, 128], the number of later positions that a row sees, in all lanes; with row ends only."""
+    chosen: Any
+    """[t / 16, 16, w], if positions are chosen."""
     out: Any
     """[k, t / 16, 16 * g, v]."""
     written: Any
@@ -80,6 +82,8 @@ class _Scratch(NamedTuple):
     """[2, k, query / 16, 16 * g, c]."""
     ahead: Any
     """[2, query / 16, 16 * g, 128], with row ends only."""
+    chosen: Any
+    """[2, query / 16, 16, w], if positions are chosen."""
     q_semaphores: Any
     out: Any
     """[2, k, query / 16, 16 * g, v]."""
@@ -97,6 +101,7 @@ def prefill_attention(
     pool: Array,
     tables: Array,
     sinks_kg: Array | None,
+    chosen_tw: Array | None,
     batch: AttentionBatch,
     first_and_window: Array,
     options: Options,
@@ -131,11 +136,16 @@ def prefill_attention(
     if ends is not None:
         inputs.append(_ahead_of_rows(ends.ahead_t, g))
         in_specs.append(hbm())
+    words = None if chosen_tw is None else chosen_tw.reshape(steps, ROW_ALIGNMENT, -1)
+    if words is not None:
+        inputs.append(words)
+        in_specs.append(hbm())
     float32 = partial(pltpu.VMEM, dtype=jnp.float32)
     ring = ring_scratch(_KV_BUFFERS, options.kv_tile, pool, tables)
     scratch = _Scratch(
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, c), dtype),
         None if ends is None else pltpu.VMEM((BUFFERS, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, LANES), jnp.int32),
+        None if words is None else pltpu.VMEM((BUFFERS, query // ROW_ALIGNMENT, *words.shape[1:]), jnp.int32),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
         pltpu.VMEM((BUFFERS, k, query // ROW_ALIGNMENT, ROW_ALIGNMENT * g, v), q_tkgc.dtype),
         pltpu.SemaphoreType.DMA((BUFFERS,)),
@@ -292,11 +302,14 @@ class _Prefill:
             copy.start()
 
     def q_copies(self, item: QueryTile) -> list[Any]:
-        """Return the copies of a tile's queries, and of how far ahead they see."""
+        """Return the copies of a tile's queries, of how far ahead they see, and of what is chosen for them."""
         index, source, target = self._rows_of(item, self.operands.q, self.scratch.q)
         pairs = [(source, target)]
         if self.options.has_row_ends:
             _, source, target = self._rows_of(item, self.operands.ahead, self.scratch.ahead)
+            pairs.append((source, target))
+        if self.options.has_chosen:
+            _, source, target = self._rows_of(item, self.operands.chosen, self.scratch.chosen)
             pairs.append((source, target))
         return [pltpu.make_async_copy(*pair, self.scratch.q_semaphores.at[index]) for pair in pairs]
 
@@ -364,12 +377,15 @@ class _Prefill:
         is_seen, is_whole = self._sight(tile, first, cut.block_tokens, ends)
         together = is_seen & (2 * num_parts > cut.parts_per_block)
         rows = _Rows(head, cut.block_heads, block, cut.block_tokens)
-        pl.when(together & is_whole)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=False))
+        is_masked = together
+        if not self.options.has_chosen:
+            is_masked = together & ~is_whole
+            pl.when(together & is_whole)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=False))
         # Adding fully masked scores would change nothing.
         near = max(kv_tile // 2, LANES)
         is_near = ends.most <= tile.tile * kv_tile + near
-        pl.when(together & ~is_whole & ~is_near)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
-        pl.when(together & ~is_whole & is_near)(lambda: self.attend_rows(tile, rows, near, is_masked=True))
+        pl.when(is_masked & ~is_near)(lambda: self.attend_rows(tile, rows, kv_tile, is_masked=True))
+        pl.when(is_masked & is_near)(lambda: self.attend_rows(tile, rows, near, is_masked=True))
 
         def attend_part(i: Array, part: Array) -> None:
             first, ends = item.position + part * cut.part_tokens, self._ends(tile, part, 1)
@@ -406,7 +422,11 @@ class _Prefill:
     def attend_rows(self, tile: Tile[QueryTile], rows: _Rows, kv_tokens: int, *, is_masked: bool) -> None:
         """Attend to the tile's first `kv_tokens`."""
         ahead = tile.item.position + rows.number * rows.num_tokens - tile.tile * self.options.kv_tile
-        keep_rt = self._keep(tile.item, rows, ahead, kv_tokens) if is_masked else None
+        keep_rt = None
+        if self.options.has_chosen:
+            keep_rt = self._keep_chosen(tile, rows, kv_tokens)
+        elif is_masked:
+            keep_rt = self._keep(tile.item, rows, ahead, kv_tokens)
         slabs = kv_tokens // self.ring.buffers.shape[3]
         steps = rows.num_tokens // ROW_ALIGNMENT
         heads = []
@@ -450,6 +470,15 @@ class _Prefill:
         ahead_rx = self.scratch.ahead[lax.rem(item.number, BUFFERS), pl.ds(some.number * steps, steps)]
         span = window + ahead_rx.reshape(rows, LANES)
         return behind.astype(jnp.uint32) < jnp.concatenate([span] * (kv_tokens // LANES), axis=1).astype(jnp.uint32)
+
+    def _keep_chosen(self, tile: Tile[QueryTile], some: _Rows, kv_tokens: int) -> Array:
+        """Return the mask of some tokens' rows of one head: no bit is past its row's own position."""
+        steps, kv_tile = some.num_tokens // ROW_ALIGNMENT, self.options.kv_tile
+        lanes = pl.ds(pl.multiple_of(chosen.row_of(tile.tile, kv_tile) * LANES, LANES), LANES)
+        buffer = lax.rem(tile.item.number, BUFFERS)
+        words = self.scratch.chosen[buffer, pl.ds(some.number * steps, steps), :, lanes]
+        bits = chosen.unpack(words.reshape(some.num_tokens, LANES), tile.tile, kv_tile, kv_tokens)
+        return chosen.repeat(bits, self.options.group)
 
     def end(self, item: QueryTile) -> None:
         earlier = item.number - BUFFERS

@@ -1,4 +1,4 @@
-"""Write chunks of K and V into the pool, before anything attends to them.
+"""Write chunks of K and V into the pool, before anything attends to them, and decoded tokens while they are attended.
 
 A tile of new rows lands at any offset in a block, but a DMA moves whole slabs. So the rows are shifted in VMEM to where
 slabs begin, and the slabs at the two ends of a chunk are completed with the pool's rows. A slab that two tiles share is
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -19,6 +19,66 @@ from jax.experimental.pallas import tpu as pltpu
 from .options import LANES, ROW_ALIGNMENT, Options, ceil_div
 
 BUFFERS = 2
+
+
+class NewToken(Protocol):
+    """The fields of a decoded sequence that its writer reads."""
+
+    @property
+    def number(self) -> Array:
+        """Return the sequence's index in the list."""
+        ...
+
+    @property
+    def end(self) -> Array:
+        """Return one past the token's position."""
+        ...
+
+    @property
+    def slot(self) -> Array: ...
+
+
+@dataclass(frozen=True)
+class TokenWriter:
+    """Writes the new tokens of decoded sequences, one after the other, by way of `BUFFERS` slabs."""
+
+    buffers: Any
+    """[num_buffers, k, tile / slab, slab, c]: fetched tiles."""
+    new: Any
+    """[m, k, c] in VMEM: the new row of sequence i is at i modulo m."""
+    slabs: Any
+    """[2, k, slab, c] in VMEM."""
+    semaphores: Any
+    written: Any
+    """The pool [l * b, k, o / slab, slab, c] in HBM."""
+    first_block: Array
+
+    def copy(self, token: NewToken) -> Any:
+        """Return the copy of the slab of rows around the new token to the pool."""
+        _, _, slabs, slab, _ = self.written.shape
+        buffer = lax.rem(token.number, BUFFERS)
+        block, offset = lax.div(token.slot, slabs * slab), lax.rem(token.slot, slabs * slab)
+        target = self.written.at[self.first_block + block, :, lax.div(offset, slab)]
+        return pltpu.make_async_copy(self.slabs.at[buffer], target, self.semaphores.at[buffer])
+
+    def write(self, token: NewToken, tile: Array, tile_buffer: Array) -> None:
+        """Put the new token into the fetched tile, and its slab on the way to the pool.
+
+        In the tile the rows after it become 0; in the pool they are unchanged.
+        """
+        pl.when(token.number >= BUFFERS)(lambda: self.copy(token).wait())
+        _, k, num_slabs, slab, columns = self.buffers.shape
+        position = token.end - 1 - tile * (num_slabs * slab)
+        index, buffer = lax.div(position, slab), lax.rem(token.number, BUFFERS)
+        row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
+        is_new, is_later = row == lax.rem(position, slab), row > lax.rem(position, slab)
+        new_kc = self.new[lax.rem(token.number, self.new.shape[0])].astype(jnp.float32)
+        for head in range(k):
+            new = jnp.broadcast_to(new_kc[head : head + 1], (slab, columns)).astype(self.slabs.dtype)
+            rows = jnp.where(is_new, new, self.buffers[tile_buffer, head, index])
+            self.slabs[buffer, head] = rows
+            self.buffers[tile_buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
+        self.copy(token).start()
 
 
 class QueryTile(NamedTuple):
