@@ -33,11 +33,6 @@ class LatentShape(NamedTuple):
         return self.latent_dim + self.rope_dim
 
 
-def refuse_chosen(shape: LatentShape) -> str | None:
-    """Return why a kernel that attends to all positions cannot run a shape, or None if it can."""
-    return None if shape.top_k is None else "it attends to all positions, not to chosen ones"
-
-
 class LatentPool(NamedTuple):
     """The pool is [l * b, o, latent_dim + rope_dim], of all layers: a token's latent, followed by its rotated part.
 

@@ -267,6 +267,7 @@ def test_trials_notice_a_wrong_position(step: int) -> None:
 
 
 def test_the_choice_by_platform() -> None:
-    op, reason = pick(CASES["deepseek-v3.2"].shape(), "tpu")
-    assert (op.implementation, reason, op.cuts_pool) == ("xla", None, False)
-    assert op.pool_spec(61, 9).keys.shape == (61 * 9, 64, 128)
+    for platform in ("cpu", "tpu", "gpu"):
+        op, reason = pick(CASES["deepseek-v3.2"].shape(), platform, architecture="9.0")
+        assert (op.implementation, reason, op.cuts_pool) == (platform, None, False)
+        assert op.pool_spec(61, 9).keys.shape == (61 * 9, 64, 128)
