@@ -77,6 +77,7 @@ def tpu_segment_attention(
         soft_cap=None,
         has_sinks=False,
         has_row_ends=False,
+        has_chosen=False,
         unpacks_float8=False,
         tiles=Tiles(decode=1, query=rows, kv=rows),
         interpret=interpret,

@@ -113,9 +113,9 @@ def test_decodes_alone_chunks_alone_and_nothing() -> None:
 def test_chooses_the_highest_scores_of_any_numbers(dtype: Any) -> None:
     op = op_of(16, 40, dtype=dtype)
     step = make_step(op, RAGGED, is_whole=False)
-    arrays = (np.asarray(x) for x in step[:3])
+    q, k, weights = (np.asarray(x) for x in step[:3])
     pool = IndexerPool(np.asarray(step.pool.keys))
-    scores, _ = reference_scores(*arrays, pool, step.batch, layer=LAYER, num_layers=NUM_LAYERS)
+    scores, _ = reference_scores(q, k, weights, pool, step.batch, layer=LAYER, num_layers=NUM_LAYERS)
     positions = to_lists(run(op, step)[0])
     for row, scores_c in scores.items():
         assert len(positions[row]) == min(len(scores_c), 40)

@@ -8,6 +8,7 @@ passes end early once all rows have exactly `top_k`. Among equal scores the lowe
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -50,7 +51,7 @@ class _Search(NamedTuple):
     """The next bit to settle, a scalar."""
     threshold: Array
     """`top_k` scores or more are at least this."""
-    count: Array
+    num_reached: Array
     """The number of scores that are at least the threshold, float32."""
     is_open: Array
     """A scalar: 1.0 while a row has more than `top_k`."""
@@ -131,7 +132,7 @@ def _bounds(scores: Any, first_chunk: Array | int, rows: Rows, top_k: int) -> tu
 
         zeros = jnp.zeros((ROWS, LANES), jnp.int32)
         counts = lax.fori_loop(0, rows.num_steps, step, (zeros,) * 4)
-        total = jnp.sum(sum(counts[1:], start=counts[0]).astype(jnp.float32), axis=1, keepdims=True)
+        total = jnp.sum(functools.reduce(jnp.add, counts).astype(jnp.float32), axis=1, keepdims=True)
         return jnp.broadcast_to(total, (ROWS, LANES))
 
     def is_open(counted: Array) -> Array:
@@ -142,15 +143,15 @@ def _bounds(scores: Any, first_chunk: Array | int, rows: Rows, top_k: int) -> tu
         candidate = search.threshold + (jnp.int32(1) << search.bit)
         counted = count(lambda _, score: score >= candidate)
         is_low = counted >= top_k
-        counted = jnp.where(is_low, counted, search.count)
+        counted = jnp.where(is_low, counted, search.num_reached)
         threshold = jnp.where(is_low, candidate, search.threshold)
         return _Search(search.bit - 1, threshold, counted, is_open(counted))
 
     lowest = jnp.full((ROWS, LANES), _LOWEST, jnp.int32)
     seen = (rows.last + 1).astype(jnp.float32)
     begin = _Search(jnp.int32(WORD - 1), lowest, seen, is_open(seen))
-    found = lax.while_loop(lambda search: (search.bit >= 0) & (search.is_open > 0), settle_score, begin)
-    threshold = found.threshold
+    ended = lax.while_loop(lambda search: (search.bit >= 0) & (search.is_open > 0), settle_score, begin)
+    threshold = ended.threshold
 
     def settle_ties() -> Array:
         wanted = top_k - count(lambda _, score: score > threshold)
@@ -163,8 +164,8 @@ def _bounds(scores: Any, first_chunk: Array | int, rows: Rows, top_k: int) -> tu
         num_bits = (scores.shape[0] * LANES - 1).bit_length()
         return lax.fori_loop(0, num_bits, settle_position, jnp.zeros((ROWS, LANES), jnp.int32))
 
-    limit = lax.cond(found.is_open > 0, settle_ties, lambda: jnp.full((ROWS, LANES), _MOST, jnp.int32))
-    return threshold, jnp.where(found.count > top_k, limit, _MOST)
+    limit = lax.cond(ended.is_open > 0, settle_ties, lambda: jnp.full((ROWS, LANES), _MOST, jnp.int32))
+    return threshold, jnp.where(ended.num_reached > top_k, limit, _MOST)
 
 
 def _words(bits: Array) -> Array:
