@@ -181,7 +181,13 @@ experts steps-v6e-2x4-mixtral-8x7b v6e:2x4 mixtral-8x7b --tensor-parallel-size 8
 experts steps-v6e-2x4-deepseek-v3 v6e:2x4 deepseek-v3 --layers 5 --tensor-parallel-size 8 --quantized # float8 in blocks
 for model in glm-5 deepseek-v3.2; do # sparse attention
   experts "steps-v6e-2x4-$model" v6e:2x4 $model --layers 5 --tensor-parallel-size 8 --quantized
+  experts "steps-tpu7x-2x2x2-$model" tpu7x:2x2x2 $model --layers 5 --tensor-parallel-size 16 --quantized
+  experts "steps-h200x8-$model" h200 $model --layers 5 --tensor-parallel-size 8 --quantized
 done
+# Decays of keys (KDA) beside latents.
+experts steps-h100-kimi-linear-48b h100 kimi-linear-48b --layers 4
+experts steps-v6e-2x4-kimi-linear-48b v6e:2x4 kimi-linear-48b --layers 4 --tensor-parallel-size 8
+experts steps-tpu7x-2x2x1-kimi-linear-48b tpu7x:2x2x1 kimi-linear-48b --layers 4 --tensor-parallel-size 8
 # GPUs other than Hopper's, a few layers: what has no kernel for them is one CUDA graph in plain XLA.
 for target in a100 rtx3090 rtx4090 l4 b200 rtx5090; do
   part "gpus-$target" $JAX scripts/compile.py steps --target $target llama-3-8b qwen3-8b-awq qwen3-30b-a3b --quantized --layers 2 \
