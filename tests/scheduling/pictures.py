@@ -96,8 +96,8 @@ def prefix(media: PromptMedia | None, num_tokens: int) -> tuple[PromptMedia | No
     num_tokens = num_tokens if cut is None else cut.spans[0].offset
     items = [item for item in media.items if end_of(item) <= num_tokens]
     positions, offset = media.rope_positions[: 12 * num_tokens], media.rope_offset
-    if positions and 12 * num_tokens < len(media.rope_positions):
-        offset = max(array("i", positions)) + 1 - num_tokens
+    if 12 * num_tokens < len(media.rope_positions):
+        offset = max(array("i", positions), default=-1) + 1 - num_tokens
     return PromptMedia(items=items, rope_positions=positions, rope_offset=offset), num_tokens
 
 
