@@ -186,8 +186,8 @@ for model in glm-5 deepseek-v3.2; do # sparse attention
 done
 # Decays of keys (KDA) beside latents.
 experts steps-h100-kimi-linear-48b h100 kimi-linear-48b --layers 4
-experts steps-v6e-2x4-kimi-linear-48b v6e:2x4 kimi-linear-48b --layers 4 --tensor-parallel-size 8
-experts steps-tpu7x-2x2x1-kimi-linear-48b tpu7x:2x2x1 kimi-linear-48b --layers 4 --tensor-parallel-size 8
+experts steps-v6e-2x2-kimi-linear-48b v6e:2x2 kimi-linear-48b --layers 4 --tensor-parallel-size 4
+experts steps-tpu7x-2x2x1-kimi-linear-48b tpu7x:2x2x1 kimi-linear-48b --layers 4 --tensor-parallel-size 4
 # GPUs other than Hopper's, a few layers: what has no kernel for them is one CUDA graph in plain XLA.
 for target in a100 rtx3090 rtx4090 l4 b200 rtx5090; do
   part "gpus-$target" $JAX scripts/compile.py steps --target $target llama-3-8b qwen3-8b-awq qwen3-30b-a3b --quantized --layers 2 \
