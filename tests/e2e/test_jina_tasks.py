@@ -87,3 +87,12 @@ def test_route(server: Served) -> None:
     for more in ({"task": "separation"}, {"task": TASKS[1], "late_chunking_params": {"chunk_size": 4}}):
         answer = server.post("/v1/embeddings", {"input": TEXTS[0], **more})
         assert (answer.status, answer.json["error"]["param"]) == (400, "task")
+
+
+def test_a_task_and_an_adapter_are_refused_together(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = server.app.state.openai_serving_models
+    monkeypatch.setitem(models._adapters, "mine", LoRARequest("mine", 1, "/nowhere"))
+    monkeypatch.setitem(models._cards, "mine", models.find(models.name))
+    answer = server.post("/v1/embeddings", {"input": TEXTS[0], "task": TASKS[0], "model": "mine"})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "task")
+    assert "'mine'" in answer.json["error"]["message"]

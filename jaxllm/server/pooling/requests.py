@@ -70,11 +70,15 @@ class PooledRequests:
         """Run prompts, under the request's id and a number; return their outputs in order.
 
         `before` is put before each text to embed; None stands for the checkpoint's default prompt. `adapter` is that of
-        the prompt; None stands for the adapter that the request names as its model, if it does.
+        the prompt; None stands for the adapter that the request names as its model, if it does; both are refused.
         If one fails, or the caller is cancelled, all are aborted. Raises exceptions that `error_response` handles;
         an error about a prompt names its entry in `sources`.
         """
         self.engine_client.admission.check_room(len(prompts))
+        named = self.models.adapter(request.model)
+        if adapter is not None and named is not None:
+            message = f"task: its adapter and {request.model!r} exclude each other. Leave task out, or name the model."
+            raise VLLMValidationError(message, parameter="task")
         options, size = request.tokenization_kwargs(), _Size()
         if before is None:
             before = self.settings.prompt() if params.task == "embed" else ""
@@ -86,7 +90,7 @@ class PooledRequests:
                         _salted(begin_with(before, prompt), request.cache_salt),
                         params,
                         f"{caller.request_id}-{i}",
-                        adapter or self.models.adapter(request.model),
+                        adapter or named,
                         trace_headers=caller.trace_headers,
                         priority=request.priority,
                         tokenization_kwargs=options,
