@@ -143,7 +143,7 @@ class StepBuilder:
     ) -> int:
         """Return the number of a request's missing tokens that the step may take; 0 if its rows or media do not fit.
 
-        It is `at_most` that many, unless they must be computed at once.
+        It is `at_most` that many, unless prompts are not cut or the tokens must be computed at once.
 
         A token and a row are kept back for each request behind, as long as this one gets at least a token. If layers
         attend within chunks of positions, the tokens are of one such chunk. Other requests begin with the
@@ -155,7 +155,7 @@ class StepBuilder:
             fits = fits and (media is None or self._limit_media(request, media, start, num_missing) == num_missing)
             return num_missing if fits else 0
         num_tokens = self._limit_tokens(request, start, num_missing, num_behind, is_whole=not self._cuts_prompts)
-        if at_most is not None:
+        if at_most is not None and self._cuts_prompts:
             num_tokens = min(num_tokens, at_most)
         if not num_tokens:
             return 0

@@ -502,6 +502,8 @@ class Simulation:
         # A prompt whose beginning is cached, or a donor's, may be done with fewer tokens than it lacks.
         if first is None or first not in chunks or chunks[first].samples:
             return
+        if len(chunks[first].token_ids) >= in_line[first]:  # what is pooled samples nothing
+            return
         later = [chunk for name, chunk in chunks.items() if name != first and name in in_line]
         self.has_passed = any(chunk.samples for chunk in later)
         request = self.scheduler._requests[first]

@@ -304,3 +304,21 @@ def test_only_the_times_of_steps_without_other_work_are_learned():
 def test_prompts_that_wait_for_rows_of_pictures_get_stuck_with_nobody(sight: str, seed: int):
     simulation = Simulation(make_config(short_prompts_pass=True, **SIGHTS[sight]))
     simulation.run_arriving(with_pictures(workload(seed, 24), seed), seed, seed % 3)
+
+
+def test_prompts_that_are_not_cut_have_no_shares() -> None:
+    config = make_config(enable_chunked_prefill=False, short_prompts_pass=True, step_target=StepTarget(0.0, 1.5))
+    simulation = Simulation(config)
+    simulation.add(make_request("stream", 3, max_tokens=20))
+    simulation.step()
+    for name, length in (("long", 30), ("short", 5)):
+        simulation.add(make_request(name, length))
+    whole: dict[str, int] = {}
+    while simulation.scheduler.has_unfinished_requests():
+        plan = simulation.plan()
+        assert plan is not None
+        for chunk in plan.chunks:
+            if chunk.start == 0:
+                whole[chunk.request_id] = len(chunk.token_ids)
+        simulation.commit()
+    assert whole == {"long": 30, "short": 5}
