@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -220,6 +221,30 @@ def with_ends(
         else:
             ended.append(_with_row_ends(batch, 1 if is_causal else group.window, tokens.positions_t, fillers_t))
     return ended
+
+
+def with_blind_rows(
+    plan: LayerPlan, batches: Sequence[Any], attention: Sequence[Callable[..., Any]], positions_t: Array
+) -> tuple[list[Any], list[Callable[..., Any]]]:
+    """Return the batches and the attention of the plan's groups, which gives zeros to rows that see no token.
+
+    A row is blind if its window begins where its sequence's fillers do, or later. PyTorch gives zeros too. The ops need
+    a position for every row: blind rows see one, and zeros replace the result.
+    """
+    seeing, attending = [], []
+    for group, batch, attend in zip(plan.groups, batches, attention, strict=True):
+        if group.window is not None and group.state is None and batch.row_ends_t is not None:
+            firsts_t = positions_t - (group.window - 1)
+            attend = partial(_attend_blindly, attend, batch.row_ends_t <= firsts_t)
+            batch = batch._replace(row_ends_t=jnp.maximum(batch.row_ends_t, firsts_t + 1))
+        seeing.append(batch)
+        attending.append(attend)
+    return seeing, attending
+
+
+def _attend_blindly(attend: Callable[..., Any], is_blind_t: Array, *args: Any, **options: Any) -> tuple[Array, Any]:
+    out_tnh, pool = attend(*args, **options)
+    return jnp.where(is_blind_t[:, None, None], 0, out_tnh), pool
 
 
 def _with_row_ends(

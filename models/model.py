@@ -29,6 +29,7 @@ from .inputs import (
     embed_media,
     last_positions,
     position_tables,
+    with_blind_rows,
     with_ends,
 )
 from .layers.embedding import soft_cap
@@ -150,6 +151,8 @@ class Model:
         tables = position_tables(cfg, plan.kinds, tokens, media, exponents_h)
         filler_id = None if cfg.pooling is None else cfg.pooling.filler_id
         batches = with_ends(plan, batches, tokens, media, filler_id)
+        if filler_id is not None:
+            batches, attention = with_blind_rows(plan, batches, attention, tokens.positions_t)
         rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
         step = SharedInputs(num_tokens, rows, tables, inputs_ltp, batches, attention, slices_ktd, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]

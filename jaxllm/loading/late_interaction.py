@@ -34,7 +34,11 @@ class TextForm:
     filled_to: int = 0
     """The number of tokens up to which fillers follow a shorter text."""
     skipped: tuple[str, ...] = ()
-    """The tokens that do not count in scores."""
+    """The words that do not count in scores, as far as they are tokens."""
+    strips: bool = False
+    """Prompt and text are read without the blanks around them."""
+    skips_unknown: bool = False
+    """The tokenizer's token for unknown words does not count either if one of the words to skip is no token."""
 
 
 @dataclass(frozen=True)
@@ -65,17 +69,21 @@ def read_late_interaction(files: SentenceFiles, hf: Mapping[str, Any]) -> LateIn
 
 def _read_pylate(settings: Mapping[str, Any]) -> LateInteraction:
     """Read PyLate's keys of config_sentence_transformers.json."""
-    prompt = _read_prompts(settings).get(str(settings.get("default_prompt_name")), "")
+    prompts = _read_prompts(settings)
+    default = prompts.get(str(settings.get("default_prompt_name")), "")
     query = TextForm(
-        prompt,
+        prompts.get("query") or default,
         _read_text(settings, "query_prefix", "[Q] "),
         read_int(settings, "query_length", _QUERY_LENGTH, minimum=3),
+        strips=True,
     )
     document = TextForm(
-        prompt,
+        prompts.get("document") or default,
         _read_text(settings, "document_prefix", "[D] "),
         read_int(settings, "document_length", _DOCUMENT_LENGTH, minimum=3),
         skipped=_read_words(settings, "skiplist_words", tuple(string.punctuation)),
+        strips=True,
+        skips_unknown=True,
     )
     if read_bool(settings, "do_query_expansion", True):
         query = replace(query, filled_to=query.max_tokens or 0)
@@ -83,15 +91,17 @@ def _read_pylate(settings: Mapping[str, Any]) -> LateInteraction:
 
 
 def _read_stanford(metadata: Mapping[str, Any], query_mark: str, document_mark: str) -> LateInteraction:
-    """Read artifact.metadata, or an empty one; the marks are those where it has none."""
+    """Read artifact.metadata, or an empty one, as PyLate does; the marks are those where it has none."""
     length = read_int(metadata, "query_maxlen", _QUERY_LENGTH, minimum=3)
-    query = TextForm("", _read_text(metadata, "query_token_id", query_mark), length, filled_to=length)
+    query = TextForm("", _read_text(metadata, "query_token_id", query_mark), length, filled_to=length, strips=True)
     skips = read_bool(metadata, "mask_punctuation", True)
     document = TextForm(
         "",
         _read_text(metadata, "doc_token_id", document_mark),
         read_int(metadata, "doc_maxlen", _DOCUMENT_LENGTH, minimum=3),
         skipped=tuple(string.punctuation) if skips else (),
+        strips=True,
+        skips_unknown=True,
     )
     return LateInteraction(query, document, attends=read_bool(metadata, "attend_to_mask_tokens"))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.pooling_settings import TextForm
 
@@ -40,19 +42,28 @@ def find_forms(
     if not query.filled_to:
         return TextForms(query, document)
     filler_id = _filler_id(late.filler, tokenizer, source)
-    query = TextForm(query.prompt, query.mark_id, query.max_tokens, query.filled_to, filler_id, query.skipped_ids)
+    query = msgspec.structs.replace(query, filler_id=filler_id)
     if late.attends:
         return TextForms(query, document)
-    _check_fillers(query.filled_to, model_config, source)
+    if any(layer.latent is not None for layer in model_config.layers):
+        message = "it fills up queries with tokens that are not attended to, which attention over latents lacks"
+        raise _error(message, source)
     return TextForms(query, document, filler_id)
 
 
 def _with_ids(form: late_interaction.TextForm, tokenizer: PreTrainedTokenizerFast, source: str) -> TextForm:
     vocab = tokenizer.get_vocab()
-    # As in sentence-transformers, what is no token is not skipped either.
-    skipped = tuple(sorted({vocab[word] for word in form.skipped if word in vocab}))
-    mark_id = _token_id(form.mark, tokenizer, source) if form.mark else None
-    return TextForm(form.prompt, mark_id, form.max_tokens, form.filled_to, None, skipped)
+    # PyLate asks the tokenizer, which gives its unknown token; sentence-transformers skips known words alone.
+    unknown_id = tokenizer.unk_token_id if form.skips_unknown else None
+    skipped = [vocab.get(word, unknown_id) for word in form.skipped]
+    return TextForm(
+        prompt=form.prompt,
+        mark_id=_token_id(form.mark, tokenizer, source) if form.mark else None,
+        max_tokens=form.max_tokens,
+        filled_to=form.filled_to,
+        skipped_ids=tuple(sorted({token_id for token_id in skipped if isinstance(token_id, int)})),
+        strips=form.strips,
+    )
 
 
 def _filler_id(name: str | None, tokenizer: PreTrainedTokenizerFast, source: str) -> int:
@@ -70,18 +81,6 @@ def _token_id(name: str, tokenizer: PreTrainedTokenizerFast, source: str) -> int
     if token_id is None:
         raise _error(f"{name[:100]!r}, which marks or fills up its texts, is no token of its tokenizer", source)
     return token_id
-
-
-def _check_fillers(filled_to: int, model_config: ModelConfig, source: str) -> None:
-    """Refuse fillers that no token attends to where they could not attend to any token either."""
-    windows = [layer.window for layer in model_config.layers if layer.window is not None]
-    if windows and filled_to > min(windows):
-        message = f"its queries are filled up to {filled_to} tokens, and layers with windows of {min(windows)} tokens "
-        raise _error(f"{message}see none but fillers there, which is not supported", source)
-    if any(layer.latent is not None for layer in model_config.layers):
-        raise _error(
-            "it fills up queries with tokens that are not attended to, which attention over latents lacks", source
-        )
 
 
 def _error(message: str, source: str) -> VLLMValidationError:

@@ -25,6 +25,8 @@ class TextForm(msgspec.Struct, frozen=True):
     filler_id: int | None = None
     skipped_ids: tuple[int, ...] = ()
     """The tokens that do not count in scores."""
+    strips: bool = False
+    """Prompt and text are read without the blanks around them."""
 
 
 class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):

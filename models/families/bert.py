@@ -125,13 +125,20 @@ def _bert_token_classifier_config(hf: Mapping[str, Any]) -> ModelConfig:
     return read_bert(hf, "BertForTokenClassification", token_classifier(hf))
 
 
+def old_and_new_norms(*bodies: str) -> tuple[Prefixes, ...]:
+    """Return the prefixes of checkpoints with HF's names of LayerNorms, and with TensorFlow's.
+
+    The first checkpoints have TensorFlow's names, and those that transformers 5.3 wrote of models it had read.
+    """
+    return tuple(Prefixes(body, "", *ends) for ends in ((), ("gamma", "beta")) for body in bodies)
+
+
 BERT = Family(
     config_from_hf=_bert_config,
     names=_BERT_NAMES,
     layer=GPTLayer,
     frame=EncoderFrame,
-    # The first checkpoints have TensorFlow's names for LayerNorms.
-    prefixes=tuple(Prefixes(body, "", *ends) for ends in ((), ("gamma", "beta")) for body in ("bert.", "")),
+    prefixes=old_and_new_norms("bert.", ""),
     # The heads of pretraining, and buffers that older versions of HF saved.
     leaves_out=("*pooler.dense.*", "cls.*", "*embeddings.position_ids", "*embeddings.token_type_ids"),
 )

@@ -10,8 +10,8 @@ from typing import Any
 from ..config import HEAD_ACTS, ModelConfig
 from ..fields import read_choice, read_int, require
 from ..mixer_specs import RelativeSpec
-from ..names import Prefixes, TensorName
-from .bert import BERT, EMBEDDING, read_bert, token_classifier, with_classifier
+from ..names import TensorName
+from .bert import BERT, EMBEDDING, old_and_new_norms, read_bert, token_classifier, with_classifier
 
 _SELF = "{body}encoder.layer.{l}.attention.self"
 _PARTS = (("q", "n", "query"), ("k", "k", "key"), ("v", "k", "value"))
@@ -27,8 +27,8 @@ _DEBERTA_NAMES = MappingProxyType(
             for p, n, name in _PARTS
         },
         "distances": TensorName("{body}encoder.rel_embeddings.weight", "p d -> p d"),
-        "distance_norm.scale": TensorName("{body}encoder.LayerNorm.weight", "d -> d"),
-        "distance_norm.bias": TensorName("{body}encoder.LayerNorm.bias", "d -> d"),
+        "distance_norm.scale": TensorName("{body}encoder.LayerNorm.{scale}", "d -> d"),
+        "distance_norm.bias": TensorName("{body}encoder.LayerNorm.{shift}", "d -> d"),
     }
 )
 # HF's values for keys that a config.json leaves out.
@@ -96,7 +96,7 @@ _DEBERTA = replace(
     BERT,
     config_from_hf=_deberta_config,
     names=_DEBERTA_NAMES,
-    prefixes=(Prefixes("deberta.", ""), Prefixes("", "")),
+    prefixes=old_and_new_norms("deberta.", ""),
     # The heads of pretraining, and positions that it did not use.
     leaves_out=("pooler.*", "cls.*", "lm_predictions.*", "mask_predictions.*", "*embeddings.position_*"),
 )

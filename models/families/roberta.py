@@ -11,8 +11,7 @@ from typing import Any
 
 from ..config import HeadLayer, ModelConfig, Pooling, TokenHead
 from ..fields import read_int
-from ..names import NO_PREFIXES, Prefixes
-from .bert import BERT, EMBEDDING, read_bert, token_classifier, with_classifier
+from .bert import BERT, EMBEDDING, old_and_new_norms, read_bert, token_classifier, with_classifier
 from .bert import DEFAULTS as BERT_DEFAULTS
 from .jina_v3 import PACKED_NAMES, read_jina
 
@@ -65,7 +64,7 @@ _ROBERTA = replace(
     config_from_hf=_roberta_config,
     # Those of Jina's reranker v2.
     other_names=(PACKED_NAMES,),
-    prefixes=(Prefixes("roberta.", ""), NO_PREFIXES),
+    prefixes=old_and_new_norms("roberta.", ""),
     leaves_out=(*BERT.leaves_out, "lm_head.*", "colbert_linear.*", "sparse_linear.*"),
 )
 FAMILIES = {

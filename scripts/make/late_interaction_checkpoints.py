@@ -1,12 +1,13 @@
 """Write tests/data/late_interaction: tiny random ColBERT models with tokenizers, and goldens of the tool for each.
 
-The cases of PyLate and of Stanford's layout need `pip install torch pylate==1.6.0` (which brings sentence-transformers
-5.3), those of sentence-transformers and of Jina, which is computed here, `pip install torch
-sentence-transformers==6.2.0`:
-`python scripts/make.py late_interaction_checkpoints CASE ...`. Same versions, same bytes.
+The cases of PyLate and of Stanford's layout, which PyLate reads, need the environment `pylate` of scripts/peers.sh
+(PyLate 1.6.0, sentence-transformers 5.3.0, transformers 5.3.0, torch 2.13.0), those of sentence-transformers and of
+Jina, which is computed here, the environment `hf` (sentence-transformers 6.2.0):
+`python scripts/make.py late_interaction_checkpoints CASE ...`. The same versions write the same bytes, except that
+another CPU rounds the vectors of the goldens otherwise, by up to 5e-6.
 
 Each case is a folder as the tool writes it (weights in float32) and golden.npz: texts, the tokens of each as a query
-and as a document, the tool's vectors for both, and the scores [query, document].
+and as a document, the tool's vectors for both, the scores [query, document], and the versions.
 """
 
 # pyright: reportMissingImports=false
@@ -17,6 +18,7 @@ import json
 import shutil
 import string
 from collections.abc import Callable, Mapping
+from importlib.metadata import distributions
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -35,7 +37,10 @@ TEXTS = (
     "Bees dance, and others watch (so it seems): to the left; to the right.",
     "the cab, a bad cafe, a faded face... " * 3,
     "!?",
+    " \n Bees, by the \u00e6ther? \t",
 )
+"""The last one has tokens that a BERT does not know, and blanks around it, which PyLate takes away."""
+PACKAGES = ("pylate", "sentence-transformers", "transformers", "torch")
 LETTERS = string.ascii_lowercase + string.digits
 SPECIALS = ("[PAD]", "[unused0]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("bees", "how", "do", "dance", "the", "cafe", "##ced", "##es")
@@ -106,7 +111,10 @@ def stanford(folder: Path) -> Any:
 
 
 def pylate(folder: Path, denses: list[Any], **settings: Any) -> Any:
-    """Write a folder as PyLate does, of the model that is in it, and return PyLate's."""
+    """Write a folder as PyLate does, of the model that is in it, and return PyLate's.
+
+    `encode` of PyLate leaves its cuts and fillers in the tokenizer, which is written with them.
+    """
     from pylate.models import ColBERT, Dense
     from sentence_transformers.models import Transformer
 
@@ -117,21 +125,62 @@ def pylate(folder: Path, denses: list[Any], **settings: Any) -> Any:
             parameter.data.copy_(drawn(*parameter.shape, seed=seed))
     rows = model[0].auto_model.get_input_embeddings().weight
     rows.data[-2:] = drawn(2, rows.shape[1], seed=5)  # those of the marks
+    model.encode(["bees"], is_query=True)
     model.save_pretrained(str(folder), create_model_card=False)
     return ColBERT(str(folder), device="cpu")
 
 
-def pylate_modernbert(folder: Path) -> Any:
-    """Write a ModernBERT with windows of 12 tokens to each side, and two layers of a head."""
+def write_modernbert(folder: Path) -> None:
+    """Write a ModernBERT with windows of 12 tokens to each side, and its tokenizer."""
     names = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
     tokenizer = byte_pairs(folder, **names)
     ids = {"pad_token_id": 3, "cls_token_id": 0, "sep_token_id": 1, "bos_token_id": 0, "eos_token_id": 1}
     sizes = SIZES | {"num_hidden_layers": 4, "local_attention": 24}
     config = transformers.ModernBertConfig(vocab_size=len(tokenizer), **sizes, **ids)
     write_model(folder, transformers.ModernBertModel, config)
+
+
+def pylate_modernbert(folder: Path) -> Any:
+    """Write a ModernBERT with a head of three layers."""
+    write_modernbert(folder)
     silu = {"bias": True, "use_residual": True, "activation_function": torch.nn.SiLU()}
     denses = [[32, 24, silu], [24, 24, {"bias": False, "use_residual": True}], [24, 16, {"bias": False}]]
     return pylate(folder, denses, query_length=13, document_length=40)
+
+
+def pylate_long_queries(folder: Path) -> Any:
+    """Write a ModernBERT whose windows end before the fillers of short queries do, with the keys of PyLate 1.1."""
+    from pylate.models import ColBERT
+
+    write_modernbert(folder)
+    pylate(folder, [[32, 16, {"bias": False}]], query_length=40, document_length=50)
+    for name, keys in (
+        ("config_sentence_transformers.json", ("model_type", "do_query_expansion")),
+        ("1_Dense/config.json", ("use_residual", "module_input_name", "module_output_name")),
+    ):
+        settings = json.loads((folder / name).read_text())
+        kept = {key: value for key, value in settings.items() if key not in keys}
+        (folder / name).write_text(json.dumps(kept, indent=2))
+    return ColBERT(str(folder), device="cpu")
+
+
+def pylate_bert(folder: Path) -> Any:
+    """Write a BERT that attends to fillers, with a list of words to skip, one of them unknown."""
+    write_bert(folder)
+    settings: dict[str, Any] = {"query_prefix": "[unused0]", "document_prefix": "[unused1]"}
+    settings |= {"query_length": 20, "document_length": 30, "attend_to_expansion_tokens": True}
+    return pylate(folder, [[32, 16, {"bias": False}]], skiplist_words=["!", "?", "bees", "hive"], **settings)
+
+
+def pylate_roberta(folder: Path) -> Any:
+    """Write an XLM-RoBERTa with prompts, and without a mark of documents."""
+    names = {"cls_token": "<s>", "pad_token": "<pad>", "sep_token": "</s>", "mask_token": "<mask>"}
+    tokenizer = byte_pairs(folder, **names)
+    config = transformers.XLMRobertaConfig(vocab_size=len(tokenizer), type_vocab_size=1, pad_token_id=1, **SIZES)
+    write_model(folder, transformers.XLMRobertaModel, config)
+    settings: dict[str, Any] = {"prompts": {"query": "how: ", "document": "the: "}, "document_prefix": ""}
+    tanh = {"activation_function": torch.nn.Tanh()}
+    return pylate(folder, [[32, 16, tanh]], query_length=20, document_length=30, **settings)
 
 
 def pylate_lfm2(folder: Path) -> Any:
@@ -179,6 +228,7 @@ class Computed:
         """Return the tokens of one text as a query or a document."""
         del prompt
         vocab, length = self.tokenizer.get_vocab(), self.lengths[task]
+        texts = [text.strip() for text in texts]  # as PyLate, which Jina recommends
         [ids] = self.tokenizer(texts, truncation=True, max_length=length - 1)["input_ids"]
         ids = [ids[0], vocab[f"[{task.capitalize()}Marker]"], *ids[1:]]
         if task == "query":
@@ -252,11 +302,11 @@ def encode(model: Any, *, is_query: bool) -> Texts:
     """Return what PyLate or sentence-transformers makes of each text alone."""
     rows: list[tuple[np.ndarray, np.ndarray]] = []
     for text in TEXTS:
+        name = "query" if is_query else "document"
         if is_pylate(model):
-            ids = model.tokenize([text], is_query=is_query)["input_ids"]
-            vectors = model.encode([text], is_query=is_query)
+            ids = model.tokenize([model.prompts[name] + text], is_query=is_query)["input_ids"]
+            vectors = model.encode([text], is_query=is_query, prompt_name=name)
         else:
-            name = "query" if is_query else "document"
             ids = model.preprocess([text], prompt=model.prompts[name], task=name)["input_ids"]
             vectors = getattr(model, f"encode_{name}")([text], convert_to_numpy=True)
         rows.append((ids[0].numpy().astype(np.int32), np.asarray(vectors[0], np.float32)))
@@ -278,6 +328,12 @@ def scores_of(model: Any, queries: Texts, documents: Texts) -> np.ndarray:
     )
 
 
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that compute goldens."""
+    installed = {package.metadata["Name"]: package.version for package in distributions()}
+    return {name: installed[name] for name in PACKAGES if name in installed}
+
+
 @torch.no_grad()
 def make(name: str, case: Callable[[Path], Any], folder: Path) -> None:
     """Write one case."""
@@ -289,6 +345,7 @@ def make(name: str, case: Callable[[Path], Any], folder: Path) -> None:
     for kind, texts in (("query", queries), ("document", documents)):
         for i in range(len(TEXTS)):
             arrays |= {f"{kind}_ids_{i}": texts.ids[i], f"{kind}_{i}": texts.vectors[i]}
+    arrays["versions"] = np.frombuffer(json.dumps(versions()).encode(), np.uint8)
     np.savez_compressed(folder / "golden.npz", **arrays, scores=scores_of(model, queries, documents))
     (folder / "README.md").unlink(missing_ok=True)
     print(f"{name}: {sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) // 1024} KB")
@@ -298,6 +355,9 @@ CASES = {
     "stanford": stanford,
     "pylate_modernbert": pylate_modernbert,
     "pylate_lfm2": pylate_lfm2,
+    "pylate_long_queries": pylate_long_queries,
+    "pylate_bert": pylate_bert,
+    "pylate_roberta": pylate_roberta,
     "multi_vector": multi_vector,
     "jina": jina,
 }

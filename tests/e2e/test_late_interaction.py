@@ -30,6 +30,7 @@ SETTINGS: dict[str, Any] = {
     "enforce_eager": True,
 }
 SIDES = ("query", "document")
+PYLATE, ENCODER = "config_sentence_transformers.json", "sentence_bert_config.json"
 TOLERANCE = 1e-5
 
 
@@ -124,9 +125,28 @@ def test_a_decoder_fills_up_queries(tmp_path: Path) -> None:
     np.testing.assert_allclose(output.outputs.data[: len(ids)], golden.vectors("query", 0), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(("side", "lead"), [("query", "how: "), ("document", "how: ")])
+def test_the_default_prompt_is_for_both_sides(tmp_path: Path, side: str, lead: str) -> None:
+    """As in PyLate, where prompts are not named after the sides."""
+    golden, folder = Golden("pylate_roberta"), shutil.copytree(FOLDER / "pylate_roberta", tmp_path / "model")
+    settings = json.loads((folder / PYLATE).read_text()) | {"prompts": {"lead": lead}, "default_prompt_name": "lead"}
+    write_json_files(folder, {PYLATE: settings})
+    with LLM(str(folder), **SETTINGS, use_tqdm_on_load=False) as llm:
+        [output] = llm.encode(golden.texts[0], pooling_task="token_embed", prompt_name=side, use_tqdm=False)
+        expected = llm.get_tokenizer().encode(lead + golden.texts[0])
+    if side == "query":
+        expected = golden.ids("query", 0)
+    assert output.prompt_token_ids == expected
+
+
+@pytest.fixture(scope="module", params=["stanford", "pylate_long_queries"])
+def case(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    args = AsyncEngineArgs(str(FOLDER / "stanford"), **SETTINGS)
+def server(case: str) -> Iterator[Served]:
+    args = AsyncEngineArgs(str(FOLDER / case), **SETTINGS)
     with (
         AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as llm,
         served(llm) as server,
@@ -134,14 +154,14 @@ def server() -> Iterator[Served]:
         yield server
 
 
-def test_routes_score_as_the_tool(server: Served) -> None:
-    golden = Golden("stanford")
+def test_routes_score_as_the_tool(server: Served, case: str) -> None:
+    golden = Golden(case)
     answer = server.post("/score", {"text_1": golden.texts[1], "text_2": golden.texts})
     assert answer.status == 200, answer.body
     scores = [each["score"] for each in answer.json["data"]]
     np.testing.assert_allclose(scores, golden.scores[1], rtol=TOLERANCE)
     assert answer.json["usage"]["prompt_tokens"] == sum(
-        len(golden.ids(*each)) for each in [("query", 1), *(("document", i) for i in range(5))]
+        len(golden.ids(*each)) for each in [("query", 1), *(("document", i) for i in range(len(golden.texts)))]
     )
     for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
         results = server.post(path, {"query": golden.texts[1], "documents": golden.texts}).json["results"]
@@ -152,8 +172,8 @@ def test_routes_score_as_the_tool(server: Served) -> None:
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_pooling_route_reads_queries_and_documents(server: Served, side: str) -> None:
-    golden = Golden("stanford")
+def test_pooling_route_reads_queries_and_documents(server: Served, case: str, side: str) -> None:
+    golden = Golden(case)
     body = {"input": golden.texts, "task": "token_embed", "prompt_name": side}
     answer = server.post("/pooling", body)
     assert answer.status == 200, answer.body
@@ -185,14 +205,12 @@ def refusal(tmp_path: Path, case: str, files: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-PYLATE, ENCODER = "config_sentence_transformers.json", "sentence_bert_config.json"
 EXPANSION = {"strategy": "min", "attend": True, "token": None, "length": 12}
 
 
 @pytest.mark.parametrize(
     ("case", "name", "values", "words"),
     [
-        ("pylate_modernbert", PYLATE, {"query_length": 14}, "windows of 13 tokens"),
         ("pylate_modernbert", PYLATE, {"query_length": "32"}, "query_length is '32'"),
         ("pylate_modernbert", PYLATE, {"query_prefix": "[Query] "}, "'[Query] ', which marks or fills up its texts"),
         ("pylate_modernbert", PYLATE, {"skiplist_words": "!?"}, "skiplist_words is '!?'"),

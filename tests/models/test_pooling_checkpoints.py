@@ -76,8 +76,12 @@ def test_rows_of_an_output_head_load(case: str, ids: list[int]) -> None:
     np.testing.assert_array_equal(load(model, tensors)["head"]["dense0"]["weight"], head[ids].astype(np.float32))
 
 
+def old_norms(name: str) -> str:
+    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+
+
 def old_bert(name: str) -> str:
-    return f"bert.{name}".replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+    return f"bert.{old_norms(name)}"
 
 
 @pytest.mark.parametrize(
@@ -87,6 +91,8 @@ def old_bert(name: str) -> str:
         ("bert", "BertForMaskedLM", "bert.{}".format, ["bert.pooler.dense.weight", "cls.seq_relationship.bias"]),
         ("roberta", "XLMRobertaForMaskedLM", "roberta.{}".format, ["lm_head.dense.weight", "lm_head.bias"]),
         ("roberta", "CamembertModel", str, ["embeddings.position_ids"]),
+        ("roberta", "XLMRobertaModel", old_norms, ["embeddings.position_ids"]),
+        ("deberta", "DebertaV2Model", old_norms, ["mask_predictions.x"]),
         ("modernbert", "ModernBertForMaskedLM", "model.{}".format, ["head.dense.weight", "decoder.bias"]),
         ("gte", "NewForMaskedLM", "new.{}".format, ["new.pooler.dense.weight", "lm_head.decoder.weight"]),
         ("gte", "NewModel", str, ["classifier.weight", "classifier.bias"]),

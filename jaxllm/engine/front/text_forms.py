@@ -47,6 +47,7 @@ def as_form(front: FrontEnd, form: TextForm, prompt: Any) -> dict[str, Any]:
     most = front.ready.max_model_len
     keep = min(most, form.max_tokens or most) - (form.mark_id is not None)
     text = form.prompt + text
+    text = text.strip() if form.strips else text
     text = tokenizer.reach(text.lower() if settings.lowercases else text, keep, "right")
     [ids] = tokenizer.encode([text], keep=keep, side="right")
     marks = [] if form.mark_id is None else [form.mark_id]
