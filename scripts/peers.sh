@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2] [whispercpp]: install other libraries, each into its own
+# peers.sh DIR [hf] [pylate] [vllm] [llamacpp] [llamacpp-avx2] [whispercpp]: install other libraries, each into its own
 # environment under DIR; by default hf (torch on the CPU, the oracle for goldens), vllm and llamacpp (for benchmarks).
 # They run on Python 3.11, not in jaxllm's environment: exchange files with them, never import both.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-[ $# -ge 1 ] || die "usage: peers.sh DIR [hf] [vllm] [llamacpp] [llamacpp-avx2] [whispercpp]"
+[ $# -ge 1 ] || die "usage: peers.sh DIR [hf] [pylate] [vllm] [llamacpp] [llamacpp-avx2] [whispercpp]"
 dir=$1
 shift
 [ $# -gt 0 ] || set -- hf vllm llamacpp
@@ -23,8 +23,8 @@ print(sys.executable)' 2>/dev/null </dev/null && return
 
 for peer in "$@"; do
   case $peer in
-    hf | vllm | llamacpp | llamacpp-avx2 | whispercpp) ;;
-    *) die "unknown peer $peer; choose from hf, vllm, llamacpp, llamacpp-avx2, whispercpp" ;;
+    hf | pylate | vllm | llamacpp | llamacpp-avx2 | whispercpp) ;;
+    *) die "unknown peer $peer; choose from hf, pylate, vllm, llamacpp, llamacpp-avx2, whispercpp" ;;
   esac
 done
 # torchvision's own operators are built for CUDA and do not load beside torch for CPUs. Image processors need none of
@@ -54,6 +54,10 @@ for peer in "$@"; do
       "${pip[@]}" install -q torch==2.13.0
       install_torchvision
       "${pip[@]}" install -q transformers==5.23.0 sentence-transformers==6.2.0 safetensors gguf accelerate sentencepiece pillow==13.0.0 num2words
+      ;;
+    pylate)
+      "${pip[@]}" install -q pylate==1.6.0 # its indexes bring an older torch, for CUDA
+      "${pip[@]}" install -q --no-deps --force-reinstall torch==2.13.0
       ;;
     vllm)
       "${pip[@]}" install -q torch==2.13.0
