@@ -169,15 +169,19 @@ def read_config(folder: Path, source: str, name: str = CONFIG_NAME) -> dict[str,
     config = read_json(path, source)
     if config.get("model_type") == "qwen3_asr" and isinstance(parts := config.pop("thinker_config", None), dict):
         config = parts | config  # the hub's form becomes HF's
-    if config.get("architectures") == ["XLMRobertaModel"] and head_files(folder):
-        config["architectures"] = ["BgeM3EmbeddingModel"]
-    if config.get("architectures") == ["XLMRobertaModel"] and config.get("position_embedding_type") == "rotary":
-        config["architectures"] = ["JinaEmbeddingsV3Model"]
     metadata = folder / METADATA_NAME
     if config.get("architectures") == ["HF_ColBERT"] or metadata.is_file():
         config[METADATA_KEY] = read_json(metadata, source) if metadata.is_file() else {}
-        if config.get("position_embedding_type") == "rotary":
-            config["architectures"] = ["ColBERTJinaRobertaModel"]
+    is_roberta = config.get("architectures") == ["XLMRobertaModel"]
+    is_rotary = config.get("position_embedding_type") == "rotary"
+    for is_meant, architecture in (  # the first that is meant
+        (is_rotary and METADATA_KEY in config, "ColBERTJinaRobertaModel"),
+        (is_roberta and head_files(folder), "BgeM3EmbeddingModel"),
+        (is_roberta and is_rotary, "JinaEmbeddingsV3Model"),
+    ):
+        if is_meant:
+            config["architectures"] = [architecture]
+            break
     beside = folder / QUANTIZATION_NAME
     if name == CONFIG_NAME and not config.get("quantization_config") and beside.is_file():
         config["quantization_config"] = {"quant_method": "modelopt"} | read_json(beside, source)
