@@ -96,9 +96,18 @@ class PoolingSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise VLLMValidationError(message, parameter="prompt_name", value=name)
         return self.prompts[name]
 
-    def adapter(self, name: str | None = None) -> LoRARequest | None:
-        """Return the adapter that comes with a prompt: the named one, or the default; None if it has none."""
-        return task_request(self.adapter_names, self.default_prompt_name if name is None else name)
+    def adapter[T](self, name: str | None, others: T, parameter: str) -> LoRARequest | T:
+        """Return the adapter that comes with a prompt, the named one or the default, or else the request's `others`.
+
+        Raises VLLMValidationError, about `parameter`, if the prompt has one and the request names others.
+        """
+        name = self.default_prompt_name if name is None else name
+        known = task_request(self.adapter_names, name)
+        if known is not None and others is not None:
+            chosen = repr(others.lora_name) if isinstance(others, LoRARequest) else "one for each prompt"
+            message = f"the prompt {name!r} has an adapter of its own, and the request has another, {chosen}."
+            raise VLLMValidationError(f"{parameter}: {message} Leave out one of both.", parameter=parameter)
+        return others if known is None else known
 
     @property
     def runs_whole(self) -> bool:

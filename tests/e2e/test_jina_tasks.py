@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from tests.e2e.test_bge_m3 import OPTIONS as SHORTER
+from tests.loading.sentence_files import write_json_files
 from tests.server.support import Served, served
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
@@ -54,7 +56,7 @@ def test_one_batch_mixes_tasks() -> None:
         assert pooling is not None
         kinds = [TASKS[0], "none", TASKS[1], "none", TASKS[0]]
         prompts = [pooling.prompts.get(kind, "") + text for kind, text in zip(kinds, TEXTS, strict=True)]
-        adapters = [pooling.adapter(kind) for kind in kinds]
+        adapters = [pooling.adapter(kind, None, "") for kind in kinds]
         outputs = llm.embed(prompts, lora_request=adapters, use_tqdm=False)
     for index, kind in enumerate(kinds):
         np.testing.assert_allclose(outputs[index].outputs.embedding, GOLDEN[kind][index], rtol=0, atol=TOLERANCE)
@@ -94,5 +96,24 @@ def test_a_task_and_an_adapter_are_refused_together(server: Served, monkeypatch:
     monkeypatch.setitem(models._adapters, "mine", LoRARequest("mine", 1, "/nowhere"))
     monkeypatch.setitem(models._cards, "mine", models.find(models.name))
     answer = server.post("/v1/embeddings", {"input": TEXTS[0], "task": TASKS[0], "model": "mine"})
-    assert (answer.status, answer.json["error"]["param"]) == (400, "task")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
     assert "'mine'" in answer.json["error"]["message"]
+
+
+def test_the_default_prompt_has_its_adapter_in_all_routes(tmp_path: Path) -> None:
+    folder = shutil.copytree(FOLDER, tmp_path / "model")
+    prompts = json.loads((folder / "config.json").read_text())["task_instructions"]
+    settings = {"prompts": prompts, "default_prompt_name": TASKS[0]}
+    write_json_files(folder, {"config_sentence_transformers.json": settings})
+    args = AsyncEngineArgs(str(folder), **OPTIONS)
+    with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as llm, served(llm) as server:
+        model = server.get("/v1/models").json["data"][0]["id"]
+        rows = server.post("/v1/embeddings", {"input": TEXTS}).json["data"]
+        assert_near([row["embedding"] for row in rows], TASKS[0])
+        rows = server.post("/pooling", {"input": TEXTS, "task": "embed"}).json["data"]
+        assert_near([row["data"] for row in rows], TASKS[0])
+        body = {"model": model, "texts": TEXTS, "embedding_types": ["float"]}
+        assert_near(server.post("/v2/embed", body).json["embeddings"]["float"], TASKS[0])
+        rows = server.post("/score", {"text_1": TEXTS[0], "text_2": TEXTS}).json["data"]
+        vectors = GOLDEN[TASKS[0]]
+        np.testing.assert_allclose([row["score"] for row in rows], vectors @ vectors[0], rtol=0, atol=TOLERANCE)

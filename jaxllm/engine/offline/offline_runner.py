@@ -144,12 +144,9 @@ class OfflineRunner:
         spread = self._spread_pooling(params, task, len(batch))
         pooling = self._engine.front.ready.pooling
         if task == "embed" and pooling is not None:
-            before, own_adapter = pooling.prompt(prompt_name), pooling.adapter(prompt_name)
+            before = pooling.prompt(prompt_name)
             batch = [begin_with(before, prompt) for prompt in batch] if before else batch
-            if own_adapter is not None and adapters is not None:
-                message = "lora_request: the prompt has an adapter of its own. Leave out one of both."
-                raise VLLMValidationError(message, parameter="lora_request")
-            adapters = own_adapter or adapters
+            adapters = pooling.adapter(prompt_name, adapters, "lora_request")
         if form is not None:
             from jaxllm.engine.front.text_forms import as_form  # imports numpy
 

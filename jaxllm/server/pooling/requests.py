@@ -11,7 +11,6 @@ from typing import Any
 from jaxllm.engine.front.text_forms import as_form
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import PoolingRequestOutput
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.resolve.pooling_settings import PoolingSettings, TextForm
@@ -65,32 +64,30 @@ class PooledRequests:
         caller: Caller,
         sources: Sequence[str],
         before: str | None = None,
-        adapter: LoRARequest | None = None,
+        prompt_name: str | None = None,
     ) -> list[PoolingRequestOutput[Any]]:
         """Run prompts, under the request's id and a number; return their outputs in order.
 
-        `before` is put before each text to embed; None stands for the checkpoint's default prompt. `adapter` is that of
-        the prompt; None stands for the adapter that the request names as its model, if it does; both are refused.
+        Texts to embed begin with `before`, or else with the checkpoint's named or default prompt, and have the adapter
+        that comes with that prompt; it and one that the request names as its model are refused together.
         If one fails, or the caller is cancelled, all are aborted. Raises exceptions that `error_response` handles;
         an error about a prompt names its entry in `sources`.
         """
         self.engine_client.admission.check_room(len(prompts))
-        named = self.models.adapter(request.model)
-        if adapter is not None and named is not None:
-            message = f"task: its adapter and {request.model!r} exclude each other. Leave task out, or name the model."
-            raise VLLMValidationError(message, parameter="task")
+        adapter = self.models.adapter(request.model)
+        if before is None and params.task == "embed":
+            before = self.settings.prompt(prompt_name)
+            adapter = self.settings.adapter(prompt_name, adapter, "model")
         options, size = request.tokenization_kwargs(), _Size()
-        if before is None:
-            before = self.settings.prompt() if params.task == "embed" else ""
         readers: list[asyncio.Task[PoolingRequestOutput[Any]]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for i, prompt in enumerate(prompts):
                     outputs = self.engine_client.encode(
-                        _salted(begin_with(before, prompt), request.cache_salt),
+                        _salted(begin_with(before or "", prompt), request.cache_salt),
                         params,
                         f"{caller.request_id}-{i}",
-                        adapter or named,
+                        adapter,
                         trace_headers=caller.trace_headers,
                         priority=request.priority,
                         tokenization_kwargs=options,

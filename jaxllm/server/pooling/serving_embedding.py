@@ -54,14 +54,12 @@ class ServingEmbedding:
     async def outputs(self, request: EmbeddingRequest, caller: Caller) -> list[PoolingRequestOutput[Any]]:
         """Return the outputs of a request's inputs in order. Raises exceptions that `error_response` handles."""
         self._pooled.models.check(request.model)
-        params, settings = request.params(self._task), self._pooled.settings
+        params = request.params(self._task)
         if request.task is not None and params.task != "embed":
             message = f"task goes with embeddings of texts, and this model makes {params.task}: leave it out."
             raise VLLMValidationError(message, parameter="task", value=request.task)
         with renamed({"prompt_name": "task"}):
-            before = None if request.task is None else settings.prompt(request.task)
-        adapter = settings.adapter(request.task) if params.task == "embed" else None
-        return await self._pooled.run_inputs(request, params, caller, before=before, adapter=adapter)
+            return await self._pooled.run_inputs(request, params, caller, prompt_name=request.task)
 
     async def answer_cohere(self, request: CohereEmbedRequest, caller: Caller) -> CohereEmbedResponse:
         """Answer a request in Cohere's form. Raises exceptions that `error_response` handles."""
