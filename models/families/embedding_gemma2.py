@@ -11,7 +11,7 @@ from typing import Any
 
 from ..config import HeadLayer, ModelConfig, Pooling
 from ..family import OTHER_MODALITIES, Family
-from ..fields import read_bool, read_int, read_mapping
+from ..fields import read_int, read_mapping
 from ..names import DECODER_PREFIXES, NO_PREFIXES, Prefixes, TensorName
 from ..pooling import EMBED, pooled
 from ..reading import (
@@ -24,7 +24,7 @@ from ..reading import (
     read_typed_rope,
     windows_of,
 )
-from .gemma4 import GEMMA4_NAMES, ContextFrame, Gemma4Layer, head_sizes
+from .gemma4 import GEMMA4_NAMES, ContextFrame, Gemma4Layer, head_sizes, read_shared
 
 _BLOCK = "{body}layers.{l}.ple_block"
 _NAMES = MappingProxyType(
@@ -78,7 +78,7 @@ def _read(architecture: str, hf: Mapping[str, Any]) -> ModelConfig:
     # HF makes the last layer global, whatever the config.
     layer_types = (*read_layer_types(hf, pattern)[:-1], "full_attention")
     kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
-    ropes, bias = read_mapping(hf, "rope_parameters") or _ROPES, read_bool(hf, "attention_bias")
+    ropes = read_mapping(hf, "rope_parameters") or _ROPES
     if missing := [kind for kind in kinds if kind not in ropes]:
         raise ValueError(f"rope_parameters are per layer type, but there are none for {missing[0]}")
     wide = ("head_dim", "global_head_dim"), ("num_key_value_heads", "num_global_key_value_heads")
@@ -87,22 +87,15 @@ def _read(architecture: str, hf: Mapping[str, Any]) -> ModelConfig:
     config = read_decoder(
         hf,
         architecture=architecture,
-        act_key="hidden_activation",
-        scale=1.0,
         causal=False,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=True,
-        v_norm=True,
-        post_norms=True,
         input_size=read_int(hf, "hidden_size_per_layer_input"),
-        embed_scale=read_int(hf, "hidden_size") ** 0.5,
         ropes=tuple(read_typed_rope(hf, read_mapping(ropes, kind)) for kind in kinds),
         layers={
             **head_sizes(hf, layer_types, {name: read_int(hf, key) for name, key in wide}),
             "window": windows,
             "rope": [kinds.index(kind) for kind in layer_types],
         },
+        **read_shared(hf),
     )
     head = HeadLayer(source="{body}embedding_projection", size=read_int(hf, "embedding_dim"), bias=False)
     return pooled(config, Pooling(tasks=EMBED, kind="MEAN", head=(head,)))

@@ -121,20 +121,12 @@ def read_gemma4(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> M
     borrows = [layer >= first_borrower for layer in range(num_layers)]
     wide = read_bool(hf, "use_double_wide_mlp")
     kinds = [kind for kind in LAYER_TYPES if kind in layer_types]
-    bias, one_projection = read_bool(hf, "attention_bias"), read_bool(hf, "attention_k_eq_v")
+    one_projection = read_bool(hf, "attention_k_eq_v")
     config = read_decoder(
         hf,
         architecture=architecture,
-        act_key="hidden_activation",
-        scale=1.0,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=True,
-        v_norm=True,
-        post_norms=True,
         moe=_read_moe(hf),
         input_size=_read_input_size(hf),
-        embed_scale=read_int(hf, "hidden_size") ** 0.5,
         final_soft_cap=read_optional_float(hf, "final_logit_softcapping"),
         ropes=tuple(_read_rope(hf, kind) for kind in kinds),
         layers={
@@ -146,11 +138,26 @@ def read_gemma4(architecture: str, hf: Mapping[str, Any], **overrides: Any) -> M
             "borrows_kv": borrows,
             "intermediate_size": [width * (2 if wide and each else 1) for each in borrows],
         },
-        **overrides,
+        **(read_shared(hf) | overrides),
     )
     if {group_of(each) for each in config.layers} != {group_of(each) for each in config.layers if not each.borrows_kv}:
         raise ValueError(f"num_kv_shared_layers is {num_layers - first_borrower}, which leaves nothing to share")
     return config
+
+
+def read_shared(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `read_decoder` that Gemma 4 and EmbeddingGemma 2 have in common."""
+    bias = read_bool(hf, "attention_bias")
+    return {
+        "act_key": "hidden_activation",
+        "scale": 1.0,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "qk_norm": True,
+        "v_norm": True,
+        "post_norms": True,
+        "embed_scale": read_int(hf, "hidden_size") ** 0.5,
+    }
 
 
 def _wide_heads(hf: Mapping[str, Any]) -> dict[str, int]:
