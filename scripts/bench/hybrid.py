@@ -43,11 +43,14 @@ def main() -> None:
     parser.add_argument("--hf-python", metavar="PATH", help="Python of scripts/peers.sh DIR hf")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=64, metavar="N", help="generated offline by hf; default: 64")
+    parser.add_argument("--context", type=int, metavar="N", help="longest prompt of hf, in tokens; default: 256")
     parser.add_argument("--quick", action="store_true", help="tiny tasks: shows that all runs, measures nothing")
     args = parser.parse_args()
     if args.part == "hf" and not args.hf_python:
         parser.error("hf needs --hf-python")
     report = describe_sources() | {"part": args.part, "dtype": args.dtype, "rounds": args.rounds}
+    sizes = {"requests": args.requests, "context": args.context}
     options: dict[str, Any] = {"rounds": args.rounds, "quick": args.quick}
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         if args.part == "caching":
@@ -57,7 +60,7 @@ def main() -> None:
         for name in (args.shapes or SHAPES) if args.part == "hf" else ():
             scratch = Path(folder, name)
             scratch.mkdir()
-            report[name] = beside_hf(name, args.dtype, args.hf_python, scratch, **options)
+            report[name] = beside_hf(name, args.dtype, args.hf_python, scratch, sizes, **options)
     print(json.dumps(report, indent=1))
     save(args.json, report)
 
@@ -68,12 +71,14 @@ def write_config(name: str, folder: Path) -> Path:
     return folder
 
 
-def beside_hf(name: str, dtype: str, python: str, scratch: Path, *, rounds: int, quick: bool) -> dict[str, Any]:
+def beside_hf(
+    name: str, dtype: str, python: str, scratch: Path, sizes: dict[str, int | None], *, rounds: int, quick: bool
+) -> dict[str, Any]:
     """Return the figures of jaxllm and of HF's generate with a checkpoint that HF makes."""
     model = scratch / "model"
     command = [python, str(PROGRAMS / "save_random.py"), str(write_config(name, scratch) / "config.json"), str(model)]
     subprocess.run(command, check=True, stdout=sys.stderr)
-    _, tasks, reference = prepare(model, quick=quick, scratch=scratch, **NO_TOKENIZER)
+    _, tasks, reference = prepare(model, quick=quick, scratch=scratch, sizes=sizes, **NO_TOKENIZER)
     others = peers(model, model, dtype, vllm=None, hf=python, llamacpp=None)
     contestants = [jaxllm(model, dtype, **NO_TOKENIZER), next(each for each in others if each.name == "hf_static")]
     runs = [Run(each, tasks, reference, dtype, scratch / each.name) for each in contestants]

@@ -33,15 +33,20 @@ class Tasks:
     first_tokens: Sequence[Requests]
 
     @classmethod
-    def make(cls, vocab_size: int, *, quick: bool) -> Tasks:
-        """Make the tasks, or fewer and shorter ones that only show that everything runs."""
+    def make(cls, vocab_size: int, *, quick: bool, requests: int = 64, context: int | None = None) -> Tasks:
+        """Make the tasks, or fewer and shorter ones that only show that everything runs.
+
+        `requests` is how many are generated offline. Prompts have up to 256 tokens offline and 128 for times to first
+        tokens, or half of `context` to all of it, and `context`.
+        """
         source = Source(vocab_size)
+        prompt = (context // 2, context) if context else (16, 256)
         return cls(
             first=source.equal(1, 32, 1),
             warm_up=source.mixed(4 if quick else 16, (16, 128), (8, 16)),
-            offline=source.mixed(6, (16, 64), (8, 16)) if quick else source.mixed(64, (16, 256), (16, 128)),
+            offline=source.mixed(6, (16, 64), (8, 16)) if quick else source.mixed(requests, prompt, (16, 128)),
             streams=[source.equal(1, 32, 16 if quick else 128) for _ in range(1 if quick else 2)],
-            first_tokens=[source.equal(1, 128, 1) for _ in range(2 if quick else 5)],
+            first_tokens=[source.equal(1, context or 128, 1) for _ in range(2 if quick else 5)],
         )
 
     @property
@@ -139,12 +144,17 @@ def bytes_each(dtype: str) -> int:
     return {"float32": 4, "bfloat16": 2}[dtype]
 
 
-def prepare(model: Path, *, quick: bool, scratch: Path, **engine: Any) -> tuple[dict[str, int], Tasks, list[Any]]:
-    """Return the model's sizes, the tasks, and the reference: jaxllm's greedy tokens in float32 and near ties."""
+def prepare(
+    model: Path, *, quick: bool, scratch: Path, sizes: Mapping[str, int | None] | None = None, **engine: Any
+) -> tuple[dict[str, int], Tasks, list[Any]]:
+    """Return the model's sizes, the tasks of these `sizes`, and the reference.
+
+    The reference is jaxllm's greedy tokens in float32 and near ties.
+    """
     say("jaxllm in float32: the reference")
     with jaxllm(model, "float32", enforce_eager=True, **engine).start(scratch / "reference") as worker:
         shapes = worker.call("shapes").value
-        tasks = Tasks.make(shapes["vocab_size"], quick=quick)
+        tasks = Tasks.make(shapes["vocab_size"], quick=quick, **(sizes or {}))
         checked = tasks.checked
         reference = worker.call("reference", checked.prompts, checked.lengths, agreement.TOP).value
     return shapes, tasks, reference

@@ -82,6 +82,8 @@ DEALT = {
     "gpt_oss": (2, 1),  # biases
     "gemma4_moe": (2, 1),  # experts beside an MLP
     "nemotron3": (2, 1),  # experts of latents
+    "deepseek_v32": (2, 1),  # indexers, which each device has
+    "kimi_linear": (2, 1),  # states whose heads are dealt out beside experts
 }
 """Tiny checkpoints whose experts are dealt out, and the sizes of the mesh's expert axis and model axis."""
 WHOLE_EXPERTS: dict[str, Any] = {"tensor_parallel_size": 2, "enable_expert_parallel": True}

@@ -102,6 +102,13 @@ class TestTasks:
         assert offline.prompt_tokens == sum(lengths)
         assert offline.output_tokens == sum(offline.lengths)
 
+    def test_fewer_requests_with_longer_prompts(self):
+        tasks = compare.Tasks.make(1000, quick=False, requests=3, context=4096)
+        lengths = [len(prompt) for prompt in tasks.offline.prompts]
+        assert len(lengths) == 3
+        assert 2048 <= min(lengths) <= max(lengths) <= 4096
+        assert tasks.first_tokens[0].prompt_tokens == 4096
+
     def test_the_same_in_every_run(self):
         assert compare.Tasks.make(1000, quick=False) == compare.Tasks.make(1000, quick=False)
 
