@@ -72,7 +72,7 @@ def write_config(name: str, folder: Path) -> Path:
 
 
 def beside_hf(
-    name: str, dtype: str, python: str, scratch: Path, sizes: dict[str, int | None], *, rounds: int, quick: bool
+    name: str, dtype: str, python: str, scratch: Path, sizes: dict[str, Any], *, rounds: int, quick: bool
 ) -> dict[str, Any]:
     """Return the figures of jaxllm and of HF's generate with a checkpoint that HF makes."""
     model = scratch / "model"

@@ -145,7 +145,7 @@ def bytes_each(dtype: str) -> int:
 
 
 def prepare(
-    model: Path, *, quick: bool, scratch: Path, sizes: Mapping[str, int | None] | None = None, **engine: Any
+    model: Path, *, quick: bool, scratch: Path, sizes: Mapping[str, Any] | None = None, **engine: Any
 ) -> tuple[dict[str, int], Tasks, list[Any]]:
     """Return the model's sizes, the tasks of these `sizes`, and the reference.
 
