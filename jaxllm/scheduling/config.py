@@ -90,6 +90,9 @@ class SchedulerConfig:
     """The groups of layers, each with blocks of its own."""
     num_state_slots: int = 0
     """The number of slots of recurrent state, including slot 0, which has no owner; 0 for a model without it."""
+    num_host_blocks: tuple[int, ...] = ()
+    """The blocks of each group, and last the slots of recurrent state if there are any, that the host keeps of what the
+    device evicts; empty if it keeps none."""
     num_media_rows: int = 0
     """The number of rows of the feature cache, which holds encoded images and videos; 0 for a model that sees none."""
     sees_both_sides: bool = False

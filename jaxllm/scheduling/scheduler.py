@@ -25,6 +25,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.adapter_slots import AdapterSlots
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
+from jaxllm.scheduling.cache.tiers import Tiers
 from jaxllm.scheduling.clips import ClipCache
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.decodes import Continuing
@@ -73,6 +74,7 @@ class Scheduler:
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
+        self.tiers = Tiers(self.cache, self.config.num_host_blocks)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         shares = PromptShares(self.config, self._times)
@@ -157,6 +159,7 @@ class Scheduler:
         """Remove a request from everything but the running list."""
         if request in self._waiting:
             self._waiting.remove(request)
+            self.tiers.release(request)
             self.adapters.forget(request)
             request.finish_reason = finish_reason
         else:
@@ -352,7 +355,7 @@ class Scheduler:
         self.cache.trim(table, start)
         while not self.cache.grow(table, start + num_tokens):
             assert not step.has_begun, "there are blocks for all"
-            if self.cache.give_up_parked(spared=()):
+            if self.cache.give_up_parked(spared=()) or self.tiers.give_up():
                 continue
             last = self._running[-1]
             # A request with rows in flight keeps its blocks. No request behind `request` is planned in this step, so
@@ -401,14 +404,20 @@ class Scheduler:
                     break
                 self._waiting.set_aside(request)
                 continue
+            if self.tiers.must_wait(request):
+                self._waiting.set_aside(request)
+                continue
             hit = self._forks.find_prefix(request)
+            if self.tiers.fetch(request, hit):
+                self._waiting.set_aside(request)
+                continue
             start = hit.num_tokens
             num_missing = request.num_tokens - start
             if not self.config.enable_chunked_prefill and num_missing > step.room(is_whole=True):
                 break
             # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
             if not self.cache.fits(request.num_tokens, hit):
-                if self._forks.give_up_parked(request, step.donors):
+                if self._forks.give_up_parked(request, step.donors) or self.tiers.give_up(spared=[request]):
                     continue
                 break
             if request.clip is not None and not self.clips.fits(request.clip):
@@ -441,6 +450,7 @@ class Scheduler:
         self.adapters.take(request)
         request.owner = self._owner(request)
         table = self.cache.open_table(request, hit, start + num_new)
+        self.tiers.release(request)
         for group, source in enumerate(hit.copied_blocks or ()):
             step.copy(group, source, table.block_ids[group][len(hit.block_ids[group])])
         if request.donor is not None:
@@ -532,7 +542,7 @@ class Scheduler:
             self._preempt(self._running[-1])
         if self._running:
             return False
-        while self.cache.give_up_parked(spared=()):
+        while self.cache.give_up_parked(spared=()) or self.tiers.give_up():
             pass
         return self.cache.forget_all()
 
@@ -582,4 +592,5 @@ class Scheduler:
             num_missing = request.num_tokens - self.num_computed_tokens(request.request_id) - request.num_planned
             is_read = request in self._prompts.reading
             assert num_missing > 0 if is_read else num_missing <= 1, "a prompt is lost sight of"
-        self.cache.check({request: request.num_planned for request in running})
+        self.cache.check({request: request.num_planned for request in running}, self.tiers.held)
+        self.tiers.check(waiting)

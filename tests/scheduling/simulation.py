@@ -37,6 +37,7 @@ from jaxllm.scheduling.plan import Chunk, StepKind, StepPlan, StepResult
 from jaxllm.scheduling.request import kind_of, needs_token_counts, waits_for_last_token
 from jaxllm.scheduling.scheduler import Scheduler
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, tally
+from tests.scheduling.fake_host import FakeHost
 from tests.scheduling.pictures import FeatureRows, Traits, end_of
 
 VOCAB_SIZE = 50
@@ -433,6 +434,7 @@ class Simulation:
         """The scheduler's time in seconds: a plan takes a hundredth."""
         self.scheduler = Scheduler(config, lambda: self.now)
         self.device = FakeDevice(config)
+        self.host = FakeHost(config.block_size)
         self.truths: dict[str, Truth] = {}
         self.seen: dict[str, Seen] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
@@ -461,11 +463,18 @@ class Simulation:
         """Plan a step and run it on the device at once; its result waits for `commit`."""
         in_line = self._in_line()
         self.now += 0.01
-        plan = self.scheduler.plan()
+        self._end_moves()
+        plan = self._plan()
+        if plan is None and not self.in_flight:
+            self._end_moves(all_of_them=True)
+            plan = self._plan()
         if plan is None and not self.in_flight:
             # As beam searches do, which hold seats until then. An id may have come again while its seat is held.
             self.scheduler.release(list(self.seen))
-            plan = self.scheduler.plan()
+            plan = self._plan()
+            if plan is None:
+                self._end_moves(all_of_them=True)
+                plan = self._plan()
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
             return None
@@ -481,6 +490,14 @@ class Simulation:
         self.num_encodes += len(plan.encodes)
         self.in_flight.append((plan, self.device.run(plan, self.truths)))
         return plan
+
+    def _plan(self) -> StepPlan | None:
+        plan = self.scheduler.plan()
+        self.host.begin(self.scheduler.tiers.take_moves(), self.device)
+        return plan
+
+    def _end_moves(self, *, all_of_them: bool = False) -> None:
+        self.host.end_some(self.scheduler.tiers, self.device, all_of_them=all_of_them)
 
     def _in_line(self) -> dict[str, int]:
         """Return the number of prompt tokens that each request lacks, in the policy's order."""
@@ -554,7 +571,7 @@ class Simulation:
         for output in outputs:
             assert (output.finish_reason, output.error, output.new_token_ids) == ("error", error, [])
             self.seen[output.request_id].finish_reason = "error"
-        self.device = FakeDevice(self.config)
+        self.device, self.host = FakeDevice(self.config), FakeHost(self.config.block_size)
         self.in_flight.clear()
 
     def step(self, overlap: int = 0) -> None:

@@ -64,6 +64,9 @@ WANTED = {
     "cached picture",
     "media forgotten",
     "media kept",
+    "block loaded",
+    "fetch given up",
+    "move that failed",
     "refusal of multi_modal_data",
     *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
     *(f"release of a {state} request" for state in ("waiting", "running", "parked", "gone")),
@@ -93,6 +96,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk_blocks=st.lists(st.sampled_from([1, 1, 2, 3, 6]), max_size=2) | st.just([1]),
         pools_whole=st.booleans(),
         num_state_slots=st.sampled_from([0, 0, 3, 4, 7, 12]),
+        num_host_blocks=st.sampled_from([0, 1, 5, 40]),
         num_media_rows=st.sampled_from([0, 7, 9, 20]),
         sees_both_sides=st.booleans(),
         has_rope=st.booleans(),
@@ -114,6 +118,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         chunk_blocks: list[int],
         pools_whole: bool,
         num_state_slots: int,
+        num_host_blocks: int,
         num_media_rows: int,
         sees_both_sides: bool,
         has_rope: bool,
@@ -145,6 +150,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             tracks_all_tokens=tracks_all,
             whole_tasks=frozenset(["embed"] if pools_whole else []),
             num_state_slots=num_state_slots,
+            num_host_blocks=(num_host_blocks,) * (1 + len(groups) + (num_state_slots > 0)) if num_host_blocks else (),
             num_media_rows=num_media_rows,
             sees_both_sides=sees_both_sides,
             step_target=None if step_seconds is None else StepTarget(step_seconds, 1.5),
@@ -342,6 +348,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.run(overlap=1)
             self.simulation.scheduler.release(list(self.simulation.seen))
             assert self.simulation.scheduler.stats().num_blocks_in_use == 0
+            self.seen["block loaded"] += self.simulation.host.num_loads
+            self.seen["fetch given up"] += self.simulation.host.num_given_up
+            self.seen["move that failed"] += self.simulation.host.num_failures
             self.seen["cached picture"] += self.simulation.num_holds - self.simulation.num_encodes
             self.seen["prefix hit"] += self.simulation.scheduler.stats().prefix_cache_hits
 

@@ -10,7 +10,7 @@ import hashlib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from jaxllm.scheduling.cache.block_residency import BlockResidency
 
@@ -67,6 +67,8 @@ class BlockPool:
         """Have `num_blocks` blocks; `residency` follows some of them."""
         self.num_blocks = num_blocks
         self.residency = residency
+        self.on_evicted: Callable[[int, bytes, bytes], None] = lambda *_: None
+        """It is called with the id, the hash and the token bytes of a block that is taken and loses its content."""
         self.num_cached = 0
         """Blocks without a holder, with content that can still be found."""
         self._root_hash = os.urandom(32)
@@ -127,7 +129,9 @@ class BlockPool:
         for _ in range(num_blocks):
             block_id = self._unheld.pop_first()
             self._num_holders[block_id] = 1
-            self._evict(block_id)
+            content = self._evict(block_id)
+            if content is not None:
+                self.on_evicted(block_id, *content)
             if self.residency is not None:
                 self.residency.on_taken(block_id)
             taken.append(block_id)
@@ -156,6 +160,11 @@ class BlockPool:
             else:
                 self._unheld.prepend(block_id)
 
+    def forget_unheld(self) -> None:
+        """Forget the content of all blocks without a holder."""
+        for block_id in self._unheld:
+            self._evict(block_id)
+
     def forget_all(self) -> bool:
         """Drop all content; return False, and drop nothing, while any block is in use."""
         if self.num_in_use:
@@ -167,11 +176,13 @@ class BlockPool:
             self.residency.forget_all()
         return True
 
-    def _evict(self, block_id: int) -> None:
+    def _evict(self, block_id: int) -> tuple[bytes, bytes] | None:
+        """Forget a block's content, and return it: its hash and the bytes of its token ids."""
         content = self._content.pop(block_id, None)
         if content is not None:
             del self._block_by_hash[content[0]]
             self.num_cached -= 1
+        return content
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Assert that the pool agrees with the live block tables."""

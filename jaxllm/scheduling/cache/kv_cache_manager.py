@@ -8,7 +8,7 @@ second request gets a copy.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.media import agreeing_length, block_media
 from jaxllm.scheduling.request import Request
 
+type Holder = CacheGroup | StateSlots
 type GroupBlocks = tuple[array[int], ...]
 """The blocks of a request in each cache group, in the order of its tokens; null blocks where no later token reads."""
 
@@ -123,24 +124,47 @@ class KVCacheManager:
         num_tokens, block_ids = num_blocks * self.block_size, []
         for group in self.groups:
             first = min(group.first_wanted(num_tokens), num_blocks)
-            wanted = (self._find(group.pool, request, place) or NULL_BLOCK for place in range(first, num_blocks))
+            wanted = (self.find(group.pool, request, place) or NULL_BLOCK for place in range(first, num_blocks))
             block_ids.append(array("i", [*[NULL_BLOCK] * first, *wanted]))
         has_state = self.slots is not None and num_blocks > 0
-        slot = self._find(self.slots.pool, request, num_blocks - 1) if self.slots is not None and has_state else None
+        slot = self.find(self.slots.pool, request, num_blocks - 1) if self.slots is not None and has_state else None
         return PrefixHit(tuple(block_ids), num_tokens, None, slot or NO_SLOT, num_shared * self.block_size)
 
-    def _longest(self, request: Request, num_blocks: int, holders: Sequence[CacheGroup | StateSlots]) -> int:
+    def _longest(self, request: Request, num_blocks: int, holders: Sequence[Holder]) -> int:
         """Return the most leading blocks, up to num_blocks, after which the request can continue with all holders."""
-        before = -1
-        while num_blocks != before:  # a holder may shorten the result of the one before it
-            before = num_blocks
-            for holder in holders:
-                num_blocks = holder.longest(num_blocks, partial(self._find, holder.pool, request))
-        return num_blocks
+        return _longest(num_blocks, [(holder, partial(self.find, holder.pool, request)) for holder in holders])
 
-    def _find(self, pool: BlockPool, request: Request, index: int) -> int | None:
+    @property
+    def holders(self) -> tuple[Holder, ...]:
+        """Return what holds content for prefix hits: the groups, and the slots of recurrent state if there are any."""
+        return self.groups if self.slots is None else (*self.groups, self.slots)
+
+    def longest_in(self, request: Request, others: Sequence[BlockPool]) -> int:
+        """Return the most leading blocks after which the request could continue if it also had another pool of each
+        holder; its last token is always left to compute.
+        """
+
+        def find(pools: Sequence[BlockPool], index: int) -> int | None:
+            content = self.content_of(request, index)
+            return next((block for pool in pools if (block := pool.find(*content)) is not None), None)
+
+        num_blocks = (request.num_tokens - 1) // self.block_size
+        pairs = zip(self.holders, others, strict=True)
+        return _longest(num_blocks, [(holder, partial(find, (holder.pool, other))) for holder, other in pairs])
+
+    def places_in(self, num_blocks: int) -> list[range]:
+        """Return, for each holder, the indices of the blocks that a request needs to continue after `num_blocks`."""
+        firsts = [group.first_wanted(num_blocks * self.block_size) for group in self.groups]
+        firsts += [] if self.slots is None else [num_blocks - 1]
+        return [range(min(first, num_blocks), num_blocks) for first in firsts]
+
+    def find(self, pool: BlockPool, request: Request, index: int) -> int | None:
         """Return the pool's block with the content of the request's block at an index, and of all before it."""
-        return pool.find(self.hash_of(request, index), self._token_bytes(request, index))
+        return pool.find(*self.content_of(request, index))
+
+    def content_of(self, request: Request, index: int) -> tuple[bytes, bytes]:
+        """Return the hash of the request's block at an index, and the bytes of its token ids."""
+        return self.hash_of(request, index), self._token_bytes(request, index)
 
     def _find_donated(self, request: Request, max_tokens: int, takes_over: bool) -> PrefixHit:
         donor = request.donor
@@ -239,7 +263,7 @@ class KVCacheManager:
         if num_full <= table.num_registered or not self.enable_prefix_caching:
             return
         for index in range(table.num_registered, num_full):
-            block_hash, token_bytes = self.hash_of(request, index), self._token_bytes(request, index)
+            block_hash, token_bytes = self.content_of(request, index)
             for group, block_ids in zip(self.groups, table.block_ids, strict=True):
                 if block_ids[index] != NULL_BLOCK:
                     group.pool.register(block_ids[index], block_hash, token_bytes)
@@ -282,7 +306,7 @@ class KVCacheManager:
         """Give up the last snapshot of the answer: the next one, further on, takes its slot."""
         slots.give_up_saved(state)
         if request.num_prompt_tokens < state.saved_at <= request.num_tokens:
-            slot = self._find(slots.pool, request, state.saved_at // self.block_size - 1)
+            slot = self.find(slots.pool, request, state.saved_at // self.block_size - 1)
             if slot is not None and not slots.pool.is_held(slot):
                 slots.pool.forget(slot)
 
@@ -298,7 +322,7 @@ class KVCacheManager:
         num_blocks, rest = divmod(num_tokens, self.block_size)
         if self.slots is not None and slot != NO_SLOT and not rest and self.enable_prefix_caching:
             index = num_blocks - 1
-            self.slots.pool.register(slot, self.hash_of(request, index), self._token_bytes(request, index))
+            self.slots.pool.register(slot, *self.content_of(request, index))
 
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; registered ones can still be found."""
@@ -345,8 +369,11 @@ class KVCacheManager:
                 return True
         return False
 
-    def check(self, running: Mapping[Request, int]) -> None:
-        """Assert the laws of pool and tables; `running` maps each running request to its tokens in flight."""
+    def check(self, running: Mapping[Request, int], held: Callable[[int], list[list[int]]] = lambda _: []) -> None:
+        """Assert the laws of pool and tables; `running` maps each running request to its tokens in flight.
+
+        `held` returns the blocks of a holder, by its number, that are held for others.
+        """
         assert self.tables.keys() == {request.request_id for request in running}, "tables and running differ"
         assert all(request.finish_reason for request, _ in self.parked.values()), "a live request is parked"
         owned = [(request, self.tables[request.request_id]) for request in running] + list(self.parked.values())
@@ -358,10 +385,12 @@ class KVCacheManager:
             assert table.num_computed_tokens < request.num_tokens + was_pooled, "a request has nothing to compute"
             assert not self.enable_prefix_caching or table.num_registered >= num_full, "a full block is not registered"
         if self.slots is not None:
-            self.slots.check([table.state for _, table in owned if table.state is not None])
+            states = [table.state for _, table in owned if table.state is not None]
+            self.slots.check(states, held(len(self.groups)))
             assert all(table.state is not None for _, table in owned), "a request has no state"
         for number, group in enumerate(self.groups):
-            group.check([(table.block_ids[number], table.num_trimmed[number]) for _, table in owned])
+            tables = [(table.block_ids[number], table.num_trimmed[number]) for _, table in owned]
+            group.check([*tables, *((block_ids, 0) for block_ids in held(number))])
             for request, num_in_flight in running.items():
                 table = self.tables[request.request_id]
                 num_planned = table.num_computed_tokens + num_in_flight
@@ -388,6 +417,19 @@ class KVCacheManager:
                 salt += block_media(request.media, start, start + self.block_size)
             hashes.append(self.groups[0].pool.hash_block(parent, self._token_bytes(request, len(hashes)), salt))
         return hashes[index]
+
+
+def _longest(num_blocks: int, holders: Sequence[tuple[Holder, Callable[[int], int | None]]]) -> int:
+    """Return the most leading blocks, up to num_blocks, after which all holders let a request continue.
+
+    Each has the function that finds the block at an index.
+    """
+    before = -1
+    while num_blocks != before:  # a holder may shorten the result of the one before it
+        before = num_blocks
+        for holder, find in holders:
+            num_blocks = holder.longest(num_blocks, find)
+    return num_blocks
 
 
 def common_length(left: array[int], right: array[int], at_most: int) -> int:

@@ -7,7 +7,7 @@ written again. Like a block's content, it lasts until its slot is taken by anoth
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -118,9 +118,9 @@ class StateSlots:
         self.pool.share([slot])
         self._used.append(slot)
 
-    def check(self, states: Iterable[RequestState]) -> None:
-        """Assert that the pool agrees with the live requests' states and the latest plan."""
+    def check(self, states: Iterable[RequestState], others: Iterable[Sequence[int]] = ()) -> None:
+        """Assert that the pool agrees with the live requests' states, the latest plan, and others that hold slots."""
         held = [[slot for slot in (state.slot, state.saved) if slot != NO_SLOT] for state in states]
         owned = [slots[0] for slots in held]
         assert len(owned) == len(set(owned)), "two requests write to one slot"
-        self.pool.check([*held, self._used])
+        self.pool.check([*held, self._used, *others])

@@ -1,0 +1,72 @@
+"""A fake host: it keeps what the scheduler saves, some time later, and fills blocks again; now and then it fails."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any, Protocol
+
+from jaxllm.scheduling.cache.tiers import Load, Moves, Save, Tiers
+
+_FAILS = 0.05
+
+
+class Device(Protocol):
+    """What of the fake device moves."""
+
+    digests: list[array[int]]
+    token_ids: list[array[int]]
+    states: list[int | None]
+
+
+class FakeHost:
+    """The moves under way, and the content of the host's slots."""
+
+    def __init__(self, block_size: int, seed: int = 0) -> None:
+        self._size, self._random = block_size, random.Random(seed)
+        self._slots: dict[tuple[int, int], Any] = {}
+        self._saves: list[tuple[Save, Any]] = []
+        self._fetches: dict[int, list[Load]] = {}
+        self.num_loads = self.num_given_up = self.num_failures = 0
+
+    def begin(self, moves: Moves, device: Device) -> None:
+        """Take what is saved from the device, before the step that overwrites it."""
+        self._saves += [(save, self._read(device, save.holder, save.block_id)) for save in moves.saves]
+        slots = [(save.holder, save.slot) for save, _ in self._saves]
+        assert len(set(slots)) == len(slots), "two saves are under way to one slot"
+        self._fetches |= moves.fetches
+        for number in moves.given_up:
+            self.num_given_up += self._fetches.pop(number, None) is not None
+
+    def end_some(self, tiers: Tiers, device: Device, *, all_of_them: bool = False) -> None:
+        """End some of the moves under way, or all of them; saves end in order."""
+        rng = self._random
+        while self._saves and (all_of_them or rng.random() < 0.5):
+            save, content = self._saves.pop(0)
+            is_right = rng.random() >= _FAILS
+            self._slots[save.holder, save.slot] = content if is_right else None
+            self.num_failures += not is_right
+            tiers.end_save(save, is_right=is_right)
+        for number in list(self._fetches):
+            if not all_of_them and rng.random() < 0.5:
+                continue
+            loads, is_right = self._fetches.pop(number), rng.random() >= _FAILS
+            self.num_failures += not is_right
+            for load in loads:
+                if is_right or rng.random() < 0.5:  # one that fails may have filled some
+                    self._write(device, load.holder, load.block_id, self._slots[load.holder, load.slot])
+                    self.num_loads += 1
+            tiers.end_fetch(number, is_right=is_right)
+
+    def _read(self, device: Device, holder: int, block_id: int) -> Any:
+        if holder == len(device.digests):
+            return device.states[block_id]
+        span = slice(block_id * self._size, (block_id + 1) * self._size)
+        return device.digests[holder][span], device.token_ids[holder][span]
+
+    def _write(self, device: Device, holder: int, block_id: int, content: Any) -> None:
+        if holder == len(device.digests):
+            device.states[block_id] = content
+            return
+        span = slice(block_id * self._size, (block_id + 1) * self._size)
+        device.digests[holder][span], device.token_ids[holder][span] = content
