@@ -216,6 +216,13 @@ class EngineArguments(UnsupportedArguments):
         _CACHE,
         "reuse the KV blocks of equal prompt beginnings; default: where attention is causal",
     )
+    kv_offloading_size: float | None = argument(
+        None,
+        Number(0.0, 2.0**30, above_low=True, optional=True),
+        _CACHE,
+        "GiB of the host's memory for KV blocks that the devices evict; default: none are kept",
+    )
+    kv_offloading_backend: str = argument("native", Choice(("native",)), _CACHE, "what keeps these blocks")
     kv_cache_dtype: str = argument(
         "auto", Choice(("auto", *KV_CACHE_DTYPES)), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
     )

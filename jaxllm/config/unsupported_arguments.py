@@ -19,7 +19,7 @@ _KERNELS = "kernels are chosen by platform and shape; see attention_config and l
 _LOGS = "see Python's logging module and the logger 'jaxllm'"
 _MEASURED = "get_metrics() returns all that is measured so far"
 _MEDIA = "images and videos are read, processed and encoded in one way; see docs/media.md"
-_OFFLOAD = "weights and KV cache stay on the device; see quantization and kv_cache_dtype"
+_OFFLOAD = "weights stay on the device; see quantization"
 _ONE_ENGINE = "an engine has no pipelines; see tensor_parallel_size, nnodes, mesh and data_parallel_size"
 _QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
 _RECURRENT = "recurrent states and their kernels follow from the model, the platform and max_num_seqs"
@@ -190,8 +190,6 @@ class UnsupportedArguments:
     offload_num_in_group: int = unsupported(1, _OFFLOAD)
     offload_prefetch_step: int = unsupported(1, _OFFLOAD)
     offload_params: Any = unsupported(None, _OFFLOAD, also=(set(), []))
-    kv_offloading_size: float | None = unsupported(None, _OFFLOAD)
-    kv_offloading_backend: str = unsupported("native", _OFFLOAD)
     enable_sleep_mode: bool = unsupported(False, "AsyncLLM alone sleeps; shutdown() frees the device")
     sleep_mode_offload_cudagraph: bool = unsupported(False, _SLEEP)
     sleep_preserve_parameter_names: list[str] = unsupported([], _SLEEP)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxllm.execution.kv_pool import KVLayout
 from jaxllm.execution.mesh import pool_spec, state_pool_specs, whole_spec
@@ -133,7 +133,51 @@ class Caches:
         )
         return copied if features is None else (*copied[:-1], features.copy(copied[-1], *pairs[features.group]))
 
+    def moved(self, pools: Pools, holder: int) -> list[tuple[Array, int]]:
+        """Return the arrays that hold the blocks of a cache group, or the slots of recurrent state after all groups.
+
+        Each comes with its number of layers. Those of an encoder's frames are not among them.
+        """
+        layout = self._layout
+        num_groups, num_attending = len(layout.groups), len(self._attention)
+        if holder < num_groups:
+            arrays = [(array, self._depths[holder]) for array in pools[holder]] if self._depths[holder] else []
+            reads = layout.features is not None and layout.features.group == holder
+            return [*arrays, (pools[-1], 1)] if reads else arrays
+        states = zip(pools[num_attending : len(self._ops)], self._depths[num_attending:], strict=True)
+        return [(array, depth) for pool, depth in states for array in pool if array is not None]
+
+    def read_blocks(self, pools: Pools, ids_m: Array, *, holder: int) -> tuple[Array, ...]:
+        """Return the content [m, layers, ...] of blocks, for each array of a holder; traced."""
+        return tuple(array[_of_all_layers(array, depth, ids_m)] for array, depth in self.moved(pools, holder))
+
+    def fill_blocks(self, pools: Pools, ids_m: Array, content: tuple[Array, ...], *, holder: int) -> Pools:
+        """Write what `read_blocks` returned to blocks; a negative id stands for none. Donate the pools; traced."""
+        moved = self.moved(pools, holder)
+        filled = {
+            id(array): array.at[_of_all_layers(array, depth, ids_m)].set(new, mode="drop")
+            for (array, depth), new in zip(moved, content, strict=True)
+        }
+        return jax.tree.map(lambda array: filled.get(id(array), array), pools)
+
+    def block_specs(self, num_blocks: int, holder: int, num_moved: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Return shape, dtype and sharding of what `read_blocks` returns for `num_moved` blocks."""
+
+        def spec(array: Any, depth: int) -> jax.ShapeDtypeStruct:
+            assert isinstance(array.sharding, NamedSharding)
+            sharding = NamedSharding(self._mesh, PartitionSpec(None, None, *array.sharding.spec[1:]))
+            return jax.ShapeDtypeStruct((num_moved, depth, *array.shape[1:]), array.dtype, sharding=sharding)
+
+        return tuple(spec(array, depth) for array, depth in self.moved(self.specs(num_blocks), holder))
+
     def prepare(self, folder: Path | None) -> None:
         """Prepare this process to load a program that another process compiled."""
         for op in self._ops:
             op.prepare(folder)
+
+
+def _of_all_layers(array: Array, num_layers: int, ids_m: Array) -> Array:
+    """Return the indices [m, layers] of blocks along an array's first axis; negative ids get none."""
+    num_blocks = array.shape[0] // num_layers
+    rows_ml = ids_m[:, None] + num_blocks * jnp.arange(num_layers, dtype=jnp.int32)
+    return jnp.where(ids_m[:, None] < 0, array.shape[0], rows_ml)

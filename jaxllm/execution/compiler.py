@@ -75,6 +75,8 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
+MOVED_BLOCKS = 16
+"""The blocks that one run of a program moves between the device and the host."""
 
 
 class Upkeep(enum.Enum):
@@ -104,7 +106,19 @@ class Upkeep(enum.Enum):
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
 
 
-type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | AlignShape | Upkeep
+class MoveShape(NamedTuple):
+    """The program that reads blocks of a cache group, or slots of recurrent state, or fills them.
+
+    It takes (pools, ids [MOVED_BLOCKS]) and returns their content; or (pools, ids, content) and returns the pools. A
+    negative id stands for no block.
+    """
+
+    holder: int
+    """The number of the group, or after all groups that of the states."""
+    fills: bool
+
+
+type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | AlignShape | MoveShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -164,6 +178,7 @@ class StepCompiler:
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.towers else []
         upkeep += [Upkeep.WRITE_MEDIA] if self.model.towers and self.config.takes_embeds else []
+        upkeep += self.move_shapes
         of_towers = [shape for shapes in self.encoder_shapes.values() for shape in shapes]
         others = [*of_towers, *self._pool_shapes(by_token=False), *upkeep]
         plain, truncated, full = map(self._shapes, Sampling)
@@ -180,6 +195,14 @@ class StepCompiler:
         """Return the programs of each tower, smallest first, by the part of the parameters that holds its."""
         most = self.config.num_media_rows, self.config.num_video_frames
         return {part: encoder_shapes(tower.settings, *most, part) for part, tower in self.model.towers.items()}
+
+    @property
+    def move_shapes(self) -> list[MoveShape]:
+        """Return the programs that move blocks; none where the host keeps none."""
+        if not self.config.keeps_evicted:
+            return []
+        num_holders = len(self.config.groups) + bool(self.config.states)
+        return [MoveShape(holder, fills) for holder in range(num_holders) for fills in (False, True)]
 
     @property
     def clip_shapes(self) -> list[ClipShape]:
@@ -321,6 +344,8 @@ class StepCompiler:
             ids = self._replicated((COPIES,), jnp.int32)
             pairs = ((ids, ids),) * len(self.config.groups)
             return _Signature(self.caches.copy, (0,), (pools, pairs), pool_shardings)
+        if isinstance(key, MoveShape):
+            return self._move_signature(key, num_blocks)
         if key is Upkeep.MAKE_STATE:
             make_state = partial(self._make_state, num_blocks)
             return _Signature(make_state, (), (), (pool_shardings, everywhere, everywhere if self._is_head else None))
@@ -356,6 +381,17 @@ class StepCompiler:
             StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
+
+    def _move_signature(self, key: MoveShape, num_blocks: int) -> _Signature:
+        """Return the signature of a program that moves blocks."""
+        pools, ids = self.caches.specs(num_blocks), self._replicated((MOVED_BLOCKS,), jnp.int32)
+        content = self.caches.block_specs(num_blocks, key.holder, MOVED_BLOCKS)
+        shardings = jax.tree.map(lambda x: x.sharding, (pools, content))
+        if key.fills:
+            return _Signature(
+                partial(self.caches.fill_blocks, holder=key.holder), (0,), (pools, ids, content), shardings[0]
+            )
+        return _Signature(partial(self.caches.read_blocks, holder=key.holder), (), (pools, ids), shardings[1])
 
     def _media_signature(self, key: ProgramKey) -> _Signature:
         """Return the signature of a program that makes the feature cache or writes rows into it."""
@@ -570,6 +606,8 @@ def describe(key: ProgramKey) -> str:
     """Return a readable name of a program."""
     if isinstance(key, Upkeep):
         return key.value
+    if isinstance(key, MoveShape):
+        return f"{'fill' if key.fills else 'read'} blocks of group {key.holder}"
     if isinstance(key, EncoderShape):
         return f"{key.num_slots} patches{' of sound' * (key.part == 'audio')}"
     if isinstance(key, ClipShape):

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.execution.caches import Pools
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
+from jaxllm.execution.compiler import MoveShape, ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape, batch_spec
@@ -147,6 +147,18 @@ class Launcher:
             outputs = program(self._encoders["encoder"], self.params, inputs)
         heard_tf, logprobs_t = map(np.asarray, outputs)
         return heard_tf, logprobs_t
+
+    @running()
+    def read_blocks(self, holder: int, block_ids: np.ndarray) -> tuple[Array, ...]:
+        """Return the content of blocks, int32 [MOVED_BLOCKS], as steps so far leave it; -1 stands for none."""
+        with self._turn:
+            return self.programs.get(MoveShape(holder, fills=False))(self.pools, block_ids)
+
+    @running()
+    def fill_blocks(self, holder: int, block_ids: np.ndarray, content: tuple[Array, ...]) -> None:
+        """Write to blocks what `read_blocks` returned, before any later step."""
+        with self._turn:
+            self.pools = self.programs.get(MoveShape(holder, fills=True))(self.pools, block_ids, content)
 
     def _step(self, launch: StepLaunch) -> StepOutput | Array:
         for pairs in launch.copies:

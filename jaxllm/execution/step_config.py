@@ -52,6 +52,8 @@ class StepConfig:
     """The rows of the feature cache of images and videos; 0 for a model that sees none."""
     num_video_frames: int = 0
     """The most frames of a video; 0 where there are no videos."""
+    keeps_evicted: bool = False
+    """True if the host keeps what the pools evict."""
     takes_embeds: bool = False
     """True if items may come encoded."""
     generates: bool = True

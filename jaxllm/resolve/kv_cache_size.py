@@ -107,6 +107,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         max_drafts=config.speculation.num_speculative_tokens if config.speculation else 0,
         num_media_rows=media.num_rows,
         num_video_frames=media.num_frames,
+        keeps_evicted=config.args.kv_offloading_size is not None and config.draft is None,
         takes_embeds=config.args.enable_mm_embeds,
         generates=config.generates,
         pools_sequences=any(task not in TOKEN_TASKS for task in tasks),

@@ -170,3 +170,19 @@ def check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any])
                 parameter="enable_chunked_prefill",
                 value=False,
             )
+
+
+def check_offloading(args: EngineArguments, *, caches_prefixes: bool, has_draft: bool) -> None:
+    """Raise VLLMValidationError for kv_offloading_size with settings that it does not go with."""
+    if args.kv_offloading_size is None:
+        return
+    reason = None
+    if not caches_prefixes:
+        reason = "blocks come back as hits of the prefix cache, which is off: set enable_prefix_caching"
+    elif args.nnodes > 1:
+        reason = "a model that spans several hosts keeps its blocks on its devices: take one host"
+    elif has_draft:
+        reason = "the blocks of a draft model are not kept: take a method without a model in speculative_config"
+    if reason is not None:
+        message = f"kv_offloading_size={args.kv_offloading_size:g}: {reason}, or leave kv_offloading_size out."
+        raise VLLMValidationError(message, parameter="kv_offloading_size", value=args.kv_offloading_size)

@@ -17,7 +17,7 @@ from jaxllm.resolve import checkpoint_settings as settings
 from jaxllm.resolve.encoder_decoders import check_encoder_decoder
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
-from jaxllm.resolve.limits import check_attention_chunks, resolve_limits, resolve_max_model_len
+from jaxllm.resolve.limits import check_attention_chunks, check_offloading, resolve_limits, resolve_max_model_len
 from jaxllm.resolve.media_settings import find_senses, takes_images
 from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.resolve.resolve_speculation import (
@@ -66,6 +66,7 @@ def resolve(
     config = _settle(args, devices, checkpoint, disproved, usage_context, is_draft=False)
     refuse_head(config)
     draft_args = draft_arguments(config)
+    check_offloading(args, caches_prefixes=config.enable_prefix_caching, has_draft=draft_args is not None)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args, disproved))
 
 

@@ -33,6 +33,7 @@ from jaxllm.utils.freed_memory import give_back
 if TYPE_CHECKING:
     from jaxllm.constraints.token_masks import TokenMasks
     from jaxllm.execution.model_runner import ModelRunner, Running
+    from jaxllm.execution.tiers.mover import Mover
     from jaxllm.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -62,12 +63,17 @@ class EngineCore(HoldsAdapters):
         profiler: StepProfiler | None = None,
         adapters: AdapterStore | None = None,
         hosts: Hosts | None = None,
+        mover: Mover | None = None,
     ) -> None:
-        """Let `validators`, which raise for params that they refuse, look at each request. `hosts` run the steps."""
+        """Let `validators`, which raise for params that they refuse, look at each request. `hosts` run the steps.
+
+        `mover` moves blocks to the host and back, where the host keeps some.
+        """
         self._scheduler = scheduler
         self._runner: ModelRunner | None = runner
         """None once the core is shut down."""
         self._masks, self._adapters, self._hosts = masks, adapters, hosts or OneHost()
+        self._mover = mover
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
@@ -293,6 +299,8 @@ class EngineCore(HoldsAdapters):
             self._runner.begin_shutdown()
             if self._adapters is not None:
                 self._adapters.close()
+            if self._mover is not None:
+                self._mover.close()
             self._runner = self._in_flight = self._ahead = self._failure = None
             self._abandon(RequestError("internal", "The engine was shut down."))
             self._hosts.close()
@@ -313,7 +321,11 @@ class EngineCore(HoldsAdapters):
         self._late = self._late_masks(before)
         if before is None:
             self._guess()
+        if self._mover is not None:
+            self._mover.end(self._scheduler.tiers)
         plan = self._scheduler.plan(self._late, self._masks.cut_drafts)
+        if self._mover is not None:
+            self._mover.begin(self._scheduler.tiers.take_moves())
         if plan is None:
             return None
         masks = rows_masks(plan, self._masks)
@@ -441,6 +453,8 @@ class EngineCore(HoldsAdapters):
             self._adapters.wait(COMPILE_WAIT)
         elif self._preparing or self._late:
             self._masks.wait(COMPILE_WAIT)
+        elif self._mover is not None and self._scheduler.tiers.is_fetching:
+            self._mover.wait(COMPILE_WAIT)
         elif self._scheduler.has_unfinished_requests():
             raise RuntimeError("the scheduler has requests and plans nothing: this is a bug in jaxllm")
         elif self._live:
@@ -452,6 +466,8 @@ class EngineCore(HoldsAdapters):
         self._in_flight = self._ahead = None
         self._report_tokens()
         self._abandon(RequestError("internal", f"A step failed: {type(cause).__name__}: {cause}"))
+        if self._mover is not None:
+            self._mover.reset()
         if self._runner is not None and self._hosts.can_go_on:
             self._runner.reset()
 

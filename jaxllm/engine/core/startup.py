@@ -27,7 +27,7 @@ from jaxllm.engine.core.hosts.host_group import Hosts, OneHost, meet_hosts
 from jaxllm.engine.core.hosts.wire import Agreement
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.transport.engine_ready import EngineReady
-from jaxllm.execution.compiler import ProgramKey, StepCompiler
+from jaxllm.execution.compiler import MOVED_BLOCKS, ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_bytes, param_format
@@ -35,6 +35,8 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs, find_pace
+from jaxllm.execution.tiers.host_pool import HostPool
+from jaxllm.execution.tiers.mover import Mover
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.lora.adapter_weights import load_adapter
 from jaxllm.lora.peft import PeftAdapter, find_adapter
@@ -329,6 +331,7 @@ def make_core(
         profiler=StepProfiler(config.args.profiler_config),
         adapters=None if config.adapter_shape is None else _make_store(prepared, config.adapter_shape),
         hosts=hosts,
+        mover=_make_mover(prepared, runner, scheduler_config.num_host_blocks),
     )
 
 
@@ -445,6 +448,7 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         row_alignment=compiler.config.row_alignment,
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         num_state_slots=layout.num_slots,
+        num_host_blocks=_num_host_blocks(prepared),
         num_media_rows=compiler.config.num_media_rows,
         sees_both_sides=config.model_config.sees_both_sides,
         num_clip_blocks=layout.num_cross_blocks(prepared.num_blocks),
@@ -463,6 +467,33 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         tracks_all_tokens=bool(config.logits_processors),
         kv_cache_metrics_sample=args.kv_cache_metrics_sample if args.kv_cache_metrics else None,
     )
+
+
+def _num_host_blocks(prepared: Prepared) -> tuple[int, ...]:
+    """Return the blocks of each holder that the host keeps: as many for each one of the device's, in all groups."""
+    size, compiler = prepared.config.args.kv_offloading_size, prepared.compiler
+    if size is None:
+        return ()
+    layout = compiler.config.kv_layout
+    counts = [*layout.num_blocks(prepared.num_blocks), *([layout.num_slots] if layout.states else [])]
+    block_bytes = [HostPool.block_bytes(specs) for specs in _block_specs(prepared)]
+    total = sum(count * size for count, size in zip(counts, block_bytes, strict=True))
+    return tuple(max(1, int(size * 2**30 * count // max(1, total))) for count in counts)
+
+
+def _block_specs(prepared: Prepared) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
+    """Return the form in which blocks of each holder are moved."""
+    compiler = prepared.compiler
+    holders = sorted({shape.holder for shape in compiler.move_shapes})
+    return [compiler.caches.block_specs(prepared.num_blocks, holder, MOVED_BLOCKS) for holder in holders]
+
+
+def _make_mover(prepared: Prepared, runner: ModelRunner, num_host_blocks: tuple[int, ...]) -> Mover | None:
+    """Return what moves blocks to the host and back; None if the host keeps none."""
+    if not num_host_blocks:
+        return None
+    pools = map(HostPool, _block_specs(prepared), num_host_blocks)
+    return Mover(runner.launcher, list(pools))
 
 
 def _keys_depend_on_the_prompt(config: EngineConfig) -> bool:

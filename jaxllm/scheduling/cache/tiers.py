@@ -1,4 +1,4 @@
-"""Blocks that outlive the device's pools: evicted ones go to the host's memory, and come back when a request wants them.
+"""Blocks that outlive the device's pools: evicted ones go to the host, and come back when a request wants them.
 
 The scheduler decides which blocks move. `Moves` is what it asks for, and whoever runs the moves says when they have
 ended. A block is saved when the pool gives it to another: its copy is launched before the step that overwrites it. A
