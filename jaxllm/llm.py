@@ -383,8 +383,8 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
 
-        With `reset_running_requests` they are preempted first, and compute what they had anew. A connector's cache
-        counts as reset: there is none.
+        With `reset_running_requests` they are preempted first, and compute what they had anew. With `reset_connector`
+        what the host keeps is forgotten too.
         """
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
 

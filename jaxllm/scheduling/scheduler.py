@@ -533,10 +533,11 @@ class Scheduler:
         table = self.cache.tables.get(request_id)
         return 0 if table is None else table.num_computed_tokens
 
-    def reset_prefix_cache(self, preempt: bool = False) -> bool:
+    def reset_prefix_cache(self, preempt: bool = False, *, with_host: bool = False) -> bool:
         """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs.
 
-        With `preempt`, which requires that no step is in flight, the running requests give up their blocks first.
+        With `preempt`, which requires that no step is in flight, the running requests give up their blocks first. With
+        `with_host` what the host keeps is forgotten too.
         """
         while self._running and preempt:
             self._preempt(self._running[-1])
@@ -544,6 +545,8 @@ class Scheduler:
             return False
         while self.cache.give_up_parked(spared=()) or self.tiers.give_up():
             pass
+        if with_host:
+            self.tiers.forget_all()
         return self.cache.forget_all()
 
     def stats(self) -> SchedulerStats:

@@ -168,7 +168,7 @@ class FakeCore(HoldsAdapters):
         del sequence_id
         return 0
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self.num_resets += 1
         return reset_running_requests or not self.requests
 

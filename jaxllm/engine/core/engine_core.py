@@ -248,13 +248,14 @@ class EngineCore(HoldsAdapters):
         """Forget all that is encoded and return True; do nothing and return False while some of it is needed."""
         return self._scheduler.clips.forget_all() and self._scheduler.media.forget_all()
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests hold blocks, do nothing and return False.
 
-        With `reset_running_requests` they give their blocks up, and compute again what was in them.
+        With `reset_running_requests` they give their blocks up, and compute again what was in them. With
+        `reset_connector` what the host keeps is forgotten too.
         """
         if not reset_running_requests:
-            return self._scheduler.reset_prefix_cache()
+            return self._scheduler.reset_prefix_cache(with_host=reset_connector)
         in_flight, self._in_flight, self._ahead = (self._in_flight, self._ahead), None, None
         try:
             with self._hosts.guard():
@@ -262,7 +263,7 @@ class EngineCore(HoldsAdapters):
                     if step is not None:
                         self._commit(step)
                         self._report_tokens()
-            return self._scheduler.reset_prefix_cache(preempt=True)
+            return self._scheduler.reset_prefix_cache(preempt=True, with_host=reset_connector)
         except BaseException as error:
             self._begin_anew(error)
             raise

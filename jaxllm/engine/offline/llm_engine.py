@@ -228,12 +228,12 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
 
-        With `reset_running_requests` running requests are preempted first, and recompute their tokens. A connector's
-        cache counts as reset: there is none.
+        With `reset_running_requests` running requests are preempted first, and recompute their tokens. With
+        `reset_connector` what the host keeps is forgotten too.
         """
         check_bool("reset_running_requests", reset_running_requests)
         check_bool("reset_connector", reset_connector)
-        is_reset = self._core.reset_prefix_cache(reset_running_requests)
+        is_reset = self._core.reset_prefix_cache(reset_running_requests, reset_connector)
         if is_reset:
             self.front.metrics.forget_hits()
         return is_reset

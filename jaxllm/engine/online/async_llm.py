@@ -377,11 +377,12 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     async def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes and return True; while requests run, forget nothing and return False.
 
-        With `reset_running_requests` they are preempted first, and compute what they had anew.
+        With `reset_running_requests` they are preempted first, and compute what they had anew. With `reset_connector`
+        what the host keeps is forgotten too.
         """
         check_bool("reset_running_requests", reset_running_requests)
         check_bool("reset_connector", reset_connector)
-        is_reset = await self._call("reset_prefix_cache", reset_running_requests)
+        is_reset = await self._call("reset_prefix_cache", reset_running_requests, reset_connector)
         if is_reset:
             self.front.metrics.forget_hits()
         return is_reset

@@ -118,7 +118,7 @@ class Core(Protocol):
         return _DECLARED
 
     @_call(all)
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         """Forget all cached prefixes; False when blocks are in use, unless running requests are to give theirs up."""
         return _DECLARED
 
