@@ -52,6 +52,7 @@ from jaxllm.execution.packing import (
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
 from jaxllm.execution.step_config import StepConfig
+from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS, MoveShape, move_program, move_shapes
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
@@ -75,8 +76,6 @@ PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
-MOVED_BLOCKS = 16
-"""The blocks that one run of a program moves between the device and the host."""
 
 
 class Upkeep(enum.Enum):
@@ -104,18 +103,6 @@ class Upkeep(enum.Enum):
     def is_of_adapters(self) -> bool:
         """Return whether only an engine with adapters has it."""
         return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
-
-
-class MoveShape(NamedTuple):
-    """The program that reads blocks of a cache group, or slots of recurrent state, or fills them.
-
-    It takes (pools, ids [MOVED_BLOCKS]) and returns their content; or (pools, ids, content) and returns the pools. A
-    negative id stands for no block.
-    """
-
-    holder: int
-    """The number of the group, or after all groups that of the states."""
-    fills: bool
 
 
 type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | AlignShape | MoveShape | Upkeep
@@ -178,7 +165,7 @@ class StepCompiler:
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
         upkeep += [Upkeep.MAKE_MEDIA] if self.model.towers else []
         upkeep += [Upkeep.WRITE_MEDIA] if self.model.towers and self.config.takes_embeds else []
-        upkeep += self.move_shapes
+        upkeep += move_shapes(self.config)
         of_towers = [shape for shapes in self.encoder_shapes.values() for shape in shapes]
         others = [*of_towers, *self._pool_shapes(by_token=False), *upkeep]
         plain, truncated, full = map(self._shapes, Sampling)
@@ -195,14 +182,6 @@ class StepCompiler:
         """Return the programs of each tower, smallest first, by the part of the parameters that holds its."""
         most = self.config.num_media_rows, self.config.num_video_frames
         return {part: encoder_shapes(tower.settings, *most, part) for part, tower in self.model.towers.items()}
-
-    @property
-    def move_shapes(self) -> list[MoveShape]:
-        """Return the programs that move blocks; none where the host keeps none."""
-        if not self.config.keeps_evicted:
-            return []
-        num_holders = len(self.config.groups) + bool(self.config.states)
-        return [MoveShape(holder, fills) for holder in range(num_holders) for fills in (False, True)]
 
     @property
     def clip_shapes(self) -> list[ClipShape]:
@@ -345,7 +324,8 @@ class StepCompiler:
             pairs = ((ids, ids),) * len(self.config.groups)
             return _Signature(self.caches.copy, (0,), (pools, pairs), pool_shardings)
         if isinstance(key, MoveShape):
-            return self._move_signature(key, num_blocks)
+            ids = self._replicated((MOVED_BLOCKS,), jnp.int32)
+            return _Signature(*move_program(self.caches, key, num_blocks, ids))
         if key is Upkeep.MAKE_STATE:
             make_state = partial(self._make_state, num_blocks)
             return _Signature(make_state, (), (), (pool_shardings, everywhere, everywhere if self._is_head else None))
@@ -381,17 +361,6 @@ class StepCompiler:
             StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
-
-    def _move_signature(self, key: MoveShape, num_blocks: int) -> _Signature:
-        """Return the signature of a program that moves blocks."""
-        pools, ids = self.caches.specs(num_blocks), self._replicated((MOVED_BLOCKS,), jnp.int32)
-        content = self.caches.block_specs(num_blocks, key.holder, MOVED_BLOCKS)
-        shardings = jax.tree.map(lambda x: x.sharding, (pools, content))
-        if key.fills:
-            return _Signature(
-                partial(self.caches.fill_blocks, holder=key.holder), (0,), (pools, ids, content), shardings[0]
-            )
-        return _Signature(partial(self.caches.read_blocks, holder=key.holder), (), (pools, ids), shardings[1])
 
     def _media_signature(self, key: ProgramKey) -> _Signature:
         """Return the signature of a program that makes the feature cache or writes rows into it."""
@@ -607,7 +576,7 @@ def describe(key: ProgramKey) -> str:
     if isinstance(key, Upkeep):
         return key.value
     if isinstance(key, MoveShape):
-        return f"{'fill' if key.fills else 'read'} blocks of group {key.holder}"
+        return key.describe()
     if isinstance(key, EncoderShape):
         return f"{key.num_slots} patches{' of sound' * (key.part == 'audio')}"
     if isinstance(key, ClipShape):

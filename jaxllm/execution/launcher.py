@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array
 
 from jaxllm.execution.caches import Pools
-from jaxllm.execution.compiler import MoveShape, ProgramKey, StepCompiler, Upkeep
+from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape, batch_spec
@@ -28,6 +28,7 @@ from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape
+from jaxllm.execution.tiers.move_shape import MoveShape
 from jaxllm.sampling.inputs import RareRules
 
 

@@ -89,6 +89,8 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "attention_config": ("xla", 3, {"backend": "FLASH_ATTN"}, {"backend": 3}, {"flash_attn_version": 3}),
     "linear_backend": ("xla", "cpu", None, 3),
     "selfcheck": (1, "yes", None),
+    "kv_offloading_size": (0, 0.0, -1.0, float("nan"), "x", True),
+    "kv_offloading_backend": ("lmcache", "", None, 3),
     "enable_prefix_caching": (1, "yes"),
     "max_num_batched_tokens": (0, -1, 2**31, 2**63, 1.5, "x"),
     "cudagraph_capture_sizes": (3, "1,2", [0], [1, -1], [1.5], [True], ["x"], {1: 2}, [2**31], [1] * 1025),

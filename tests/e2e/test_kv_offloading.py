@@ -50,7 +50,7 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 def make_jobs() -> list[Job]:
-    """Return jobs in groups that begin alike, some of which end within a block."""
+    """Return jobs in groups that begin alike; some end within a block."""
     rng, jobs = random.Random(7), []
     for group in range(NUM_GROUPS):
         shared = [rng.randrange(3, 256) for _ in range(120 + 5 * group)]

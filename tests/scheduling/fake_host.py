@@ -12,7 +12,7 @@ _FAILS = 0.05
 
 
 class Device(Protocol):
-    """What of the fake device moves."""
+    """The fake device, as far as its blocks move."""
 
     digests: list[array[int]]
     token_ids: list[array[int]]

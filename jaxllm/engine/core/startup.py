@@ -27,7 +27,7 @@ from jaxllm.engine.core.hosts.host_group import Hosts, OneHost, meet_hosts
 from jaxllm.engine.core.hosts.wire import Agreement
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.transport.engine_ready import EngineReady
-from jaxllm.execution.compiler import MOVED_BLOCKS, ProgramKey, StepCompiler
+from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_bytes, param_format
@@ -36,6 +36,7 @@ from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs, find_pace
 from jaxllm.execution.tiers.host_pool import HostPool
+from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS, move_shapes
 from jaxllm.execution.tiers.mover import Mover
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.lora.adapter_weights import load_adapter
@@ -484,7 +485,7 @@ def _num_host_blocks(prepared: Prepared) -> tuple[int, ...]:
 def _block_specs(prepared: Prepared) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
     """Return the form in which blocks of each holder are moved."""
     compiler = prepared.compiler
-    holders = sorted({shape.holder for shape in compiler.move_shapes})
+    holders = sorted({shape.holder for shape in move_shapes(compiler.config)})
     return [compiler.caches.block_specs(prepared.num_blocks, holder, MOVED_BLOCKS) for holder in holders]
 
 

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from jax import Array
 
-from jaxllm.execution.compiler import MOVED_BLOCKS
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.options import running
 from jaxllm.execution.tiers.host_pool import HostPool
+from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS
 from jaxllm.scheduling.cache.tiers import Load, Moves, Save, Tiers
 
 logger = logging.getLogger(__name__)

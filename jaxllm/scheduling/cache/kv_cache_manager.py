@@ -152,7 +152,7 @@ class KVCacheManager:
         pairs = zip(self.holders, others, strict=True)
         return _longest(num_blocks, [(holder, partial(find, (holder.pool, other))) for holder, other in pairs])
 
-    def places_in(self, num_blocks: int) -> list[range]:
+    def indices_in(self, num_blocks: int) -> list[range]:
         """Return, for each holder, the indices of the blocks that a request needs to continue after `num_blocks`."""
         firsts = [group.first_wanted(num_blocks * self.block_size) for group in self.groups]
         firsts += [] if self.slots is None else [num_blocks - 1]

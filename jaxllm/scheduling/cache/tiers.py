@@ -53,10 +53,10 @@ class Moves:
 
 
 class _Wanted(NamedTuple):
-    """A block of a request's beginning: its place among the request's blocks, and the block, None if there is none."""
+    """A block of a request's beginning: its index among the request's blocks, and its id, None if missing."""
 
     holder: int
-    place: int
+    index: int
     block_id: int | None
 
 
@@ -68,14 +68,14 @@ class _Pending:
     held: list[list[int]]
     """The blocks that are held, for each holder: those that come, and others of the request's beginning."""
     coming: list[tuple[Load, int]]
-    """The loads, with the place of each block in the request; none once they have ended."""
+    """The loads, with the index of each block in the request; none once they have ended."""
 
 
 class Tiers:
     """Keep what the device's pools evict, and bring it back for waiting requests."""
 
     def __init__(self, cache: KVCacheManager, num_slots: Sequence[int]) -> None:
-        """Keep so many blocks of each holder of `cache`, none of none; slots count from 1."""
+        """Keep up to `num_slots[n]` blocks of holder n of `cache`; none if it is empty. Slots count from 1."""
         self._cache = cache
         self._hosts = [BlockPool(1 + number) for number in num_slots]
         self._saving: dict[tuple[int, int], tuple[bytes, bytes]] = {}
@@ -137,8 +137,8 @@ class Tiers:
         if num_blocks * cache.block_size <= hit.num_tokens:
             return False
         wanted = [
-            [_Wanted(number, place, cache.find(holder.pool, request, place)) for place in places]
-            for number, (holder, places) in enumerate(zip(cache.holders, cache.places_in(num_blocks), strict=True))
+            [_Wanted(number, index, cache.find(holder.pool, request, index)) for index in indices]
+            for number, (holder, indices) in enumerate(zip(cache.holders, cache.indices_in(num_blocks), strict=True))
         ]
         if not all(self._fits(number, blocks) for number, blocks in enumerate(wanted)):
             return False
@@ -149,10 +149,10 @@ class Tiers:
         missing = [each for each in chain(*wanted) if each.block_id is None]
         slots = [self._hold_slot(request, each) for each in missing]
         coming = []
-        for each, slot in zip(missing, slots, strict=True):
-            [block_id] = cache.holders[each.holder].pool.take(1)
-            held[each.holder].append(block_id)
-            coming.append((Load(each.holder, slot, block_id), each.place))
+        for (holder, index, _), slot in zip(missing, slots, strict=True):
+            [block_id] = cache.holders[holder].pool.take(1)
+            held[holder].append(block_id)
+            coming.append((Load(holder, slot, block_id), index))
         self._num_fetches += 1
         self._pending[request] = _Pending(self._num_fetches, held, coming)
         self._moves.fetches[self._num_fetches] = [load for load, _ in coming]
@@ -166,7 +166,7 @@ class Tiers:
 
     def _hold_slot(self, request: Request, wanted: _Wanted) -> int:
         host = self._hosts[wanted.holder]
-        slot = self._cache.find(host, request, wanted.place)
+        slot = self._cache.find(host, request, wanted.index)
         assert slot is not None, "what was found is gone"
         host.share([slot])
         return slot
@@ -180,8 +180,8 @@ class Tiers:
             self.release(request)
             return
         coming, self._pending[request].coming = self._pending[request].coming, []
-        for load, place in coming:
-            self._cache.holders[load.holder].pool.register(load.block_id, *self._cache.content_of(request, place))
+        for load, index in coming:
+            self._cache.holders[load.holder].pool.register(load.block_id, *self._cache.content_of(request, index))
             self._hosts[load.holder].release([load.slot])
         self.num_loaded_blocks += len(coming)
 
