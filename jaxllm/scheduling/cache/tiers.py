@@ -53,10 +53,10 @@ class Moves:
 
 
 class _Wanted(NamedTuple):
-    """A block of a request's beginning: its index among the request's blocks, and its id, None if missing."""
+    """A block of a request's beginning: its position among the request's blocks, and its id, None if missing."""
 
     holder: int
-    index: int
+    position: int
     block_id: int | None
 
 
@@ -149,10 +149,10 @@ class Tiers:
         missing = [each for each in chain(*wanted) if each.block_id is None]
         slots = [self._hold_slot(request, each) for each in missing]
         coming = []
-        for (holder, index, _), slot in zip(missing, slots, strict=True):
+        for (holder, position, _), slot in zip(missing, slots, strict=True):
             [block_id] = cache.holders[holder].pool.take(1)
             held[holder].append(block_id)
-            coming.append((Load(holder, slot, block_id), index))
+            coming.append((Load(holder, slot, block_id), position))
         self._num_fetches += 1
         self._pending[request] = _Pending(self._num_fetches, held, coming)
         self._moves.fetches[self._num_fetches] = [load for load, _ in coming]
@@ -166,7 +166,7 @@ class Tiers:
 
     def _hold_slot(self, request: Request, wanted: _Wanted) -> int:
         host = self._hosts[wanted.holder]
-        slot = self._cache.find(host, request, wanted.index)
+        slot = self._cache.find(host, request, wanted.position)
         assert slot is not None, "what was found is gone"
         host.share([slot])
         return slot
