@@ -90,7 +90,8 @@ class KimiDeltaInputs(NamedTuple):
     """
 
     projected_tsr: Array
-    """Each shard has q, k, v and beta, one after the other."""
+    """Each shard has q, k and v, one after the other."""
+    beta_tv: Array
     decay_tvk: Array
     gate_tvh: Array
     conv_sr1k: Array
@@ -101,15 +102,14 @@ class KimiDeltaInputs(NamedTuple):
     @property
     def sharded_axes(self) -> tuple[int | None, ...]:
         """Return the axis along which devices share each array; None for an array that each device has whole."""
-        return 1, 1, 1, 0, 0, 0, None
+        return 1, 1, 1, 1, 0, 0, 0, None
 
     def run(self, recur: Recur, spec: LayerSpec, cfg: ModelConfig) -> tuple[Array, Recur]:
         """Run a step's tokens through their states; return [t, value heads, value_dim], normed and gated."""
-        state, num_shards = spec.state, cfg.num_shards
+        state = spec.state
         assert isinstance(state, DeltaSpec)
-        mixed_tsc, beta_tsv = jnp.split(self.projected_tsr, [state.num_channels // num_shards], -1)
-        q_tkh, k_tkh, v_tvh, recur = _convolve(recur, mixed_tsc, self.conv_sr1k, spec, num_shards)
-        beta_tv = jax.nn.sigmoid(beta_tsv.reshape(len(beta_tsv), -1).astype(jnp.float32))
+        q_tkh, k_tkh, v_tvh, recur = _convolve(recur, self.projected_tsr, self.conv_sr1k, spec, cfg.num_shards)
+        beta_tv = jax.nn.sigmoid(self.beta_tv.astype(jnp.float32))
         decay_tvk, rate_v1 = self.decay_tvk.astype(jnp.float32) + self.decay_bias_vk, jnp.exp(self.log_decay_v)[:, None]
         if state.least_log_decay is None:
             log_decay_tvk = -rate_v1 * jax.nn.softplus(decay_tvk)
@@ -123,16 +123,16 @@ class KimiDeltaInputs(NamedTuple):
 class KimiDelta(nnx.Module):
     """The projections around the delta rule with decays of keys; those of decays and gates may have a lower rank.
 
-    Then every device computes the few numbers between their two matrices whole.
+    Then every device computes the few numbers between their two matrices whole. Beta has a matrix apart: its few rows
+    beside q, k and v would make a device's share no multiple of the 8 rows of a TPU's tile.
     """
 
     def __init__(self, spec: LayerSpec, cfg: ModelConfig, dtype: DTypeLike) -> None:
         assert isinstance(spec.state, DeltaSpec)
         state, d, num_shards, rank = spec.state, cfg.hidden_size, cfg.num_shards, spec.state.gate_rank
         n, keys, values = state.num_value_heads, state.key_dim, state.value_dim
-        convolved = _convolved_parts(state)
-        beta = Part("beta", "channels", n, num_heads=state.num_key_heads)
-        self.projections = declare_merged((*convolved, beta), (d,), ("embed",), num_shards, dtype, 1)
+        self.projections = declare_merged(_convolved_parts(state), (d,), ("embed",), num_shards, dtype, 1)
+        self.beta = declare((n, d), ("heads", "embed"), dtype, 1)
         self.is_divided = rank is not None
         if rank is None:
             self.decay = declare((n, keys, d), ("heads", "head_dim", "embed"), dtype, 1)
@@ -156,7 +156,8 @@ class KimiDelta(nnx.Module):
         else:
             decay_tvk, gate_tvh = linear(x_td, self.decay), linear(x_td, self.gate)
         arrays = self.conv[...], self.log_decay[...], self.decay_bias[...], self.norm[...]
-        return KimiDeltaInputs(linear(x_td, self.projections), decay_tvk, gate_tvh, *arrays)
+        projected_tsr, beta_tv = linear(x_td, self.projections), linear(x_td, self.beta)
+        return KimiDeltaInputs(projected_tsr, beta_tv, decay_tvk, gate_tvh, *arrays)
 
     def output(self, out_tvh: Array, plus_td: Array | None = None) -> Array:
         """Return [t, d], added to `plus_td`."""
