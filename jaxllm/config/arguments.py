@@ -223,6 +223,12 @@ class EngineArguments(UnsupportedArguments):
         "GiB of the host's memory for KV blocks that the devices evict; default: none are kept",
     )
     kv_offloading_backend: str = argument("native", Choice(("native",)), _CACHE, "what keeps these blocks")
+    kv_cache_folder: str | None = argument(
+        None, Text(), _CACHE, "folder where these blocks are kept too, and found after a restart; default: none"
+    )
+    kv_cache_folder_size: float = argument(
+        16.0, Number(0.0, 2.0**30, above_low=True), _CACHE, "GiB of files in kv_cache_folder, of all that use it"
+    )
     kv_cache_dtype: str = argument(
         "auto", Choice(("auto", *KV_CACHE_DTYPES)), _CACHE, "dtype of the KV cache; auto: the model's; fp8 is fp8_e4m3"
     )

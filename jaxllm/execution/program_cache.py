@@ -75,7 +75,7 @@ def use_cache(cache_dir: str, *, keeps_programs: bool, platform: str = "cpu") ->
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     user_folder = jax.config.jax_compilation_cache_dir
-    folder = Path(user_folder or Path(cache_dir, "xla", _cpu_digest()))
+    folder = Path(user_folder or Path(cache_dir, "xla", cpu_digest()))
     if not jax.config.jax_enable_compilation_cache:
         return Folders(None, None)
     kernels, programs = _own(folder / "kernels"), _own(folder / "programs") if keeps_programs else None
@@ -269,10 +269,10 @@ def _version(package: str) -> str | None:
 
 def _host_facts() -> tuple[str, int | None, int | None]:
     """Return what a CPU's programs depend on: its model, and the number of threads, which XLA divides its loops by."""
-    return _cpu_digest(), os.cpu_count(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return cpu_digest(), os.cpu_count(), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
-def _cpu_digest() -> str:
+def cpu_digest() -> str:
     """Return a short name for this CPU model and its instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

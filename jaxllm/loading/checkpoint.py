@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +115,18 @@ class Checkpoint(ABC):
         """Return whether the weights are on this machine, so that `fetch` has nothing to download."""
         return True
 
+    def stamp(self) -> str:
+        """Return a text that is another one when the weights are others, as far as names, sizes and times tell."""
+        return f"{self.source} without weights"
+
     def fetch(self) -> None:  # noqa: B027 (nothing to fetch by default)
         """Download the weights, with progress shown. `read` may be called after this."""
+
+
+def stamp_of(paths: Iterable[Path]) -> str:
+    """Return the stamp of files: the name, the size, and the time of the last change of each."""
+    stats = [(path.name, path.stat()) for path in sorted(paths)]
+    return " ".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
 
 
 def held_format(checkpoint: Checkpoint, name: str, num_inputs: int = 0) -> WeightFormat | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, override
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stamp_of
 from jaxllm.loading.json_file import model_error, read_json
 from jaxllm.loading.mistral.config import PARAMS_NAME, read_params
 from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME, tekken_tokenizer
@@ -77,6 +77,9 @@ class FolderCheckpoint(Checkpoint):
 
     def tokenizer_digest(self) -> str | None:
         return tokenizer_digest(self._folder)
+
+    def stamp(self) -> str:
+        return stamp_of(path for path in self._folder.iterdir() if path.is_file())
 
     def _open_files(self, form: FileFormat) -> dict[str, TensorInfo]:
         """Map every weight file and return the tensors by name."""

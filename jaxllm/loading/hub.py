@@ -125,6 +125,9 @@ class HubCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str | None:
         return local.tokenizer_digest(self._small)
 
+    def stamp(self) -> str:
+        return f"{self.source} {self._small.name}"  # the commit
+
     @property
     def is_local(self) -> bool:
         return all((self._small / name).exists() for name in self._names)

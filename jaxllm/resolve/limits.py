@@ -175,6 +175,9 @@ def check_attention_chunks(model_config: ModelConfig, limits: Mapping[str, Any])
 def check_offloading(args: EngineArguments, *, caches_prefixes: bool, has_draft: bool) -> None:
     """Raise VLLMValidationError for kv_offloading_size with settings that it does not go with."""
     if args.kv_offloading_size is None:
+        if args.kv_cache_folder is not None:
+            message = f"kv_cache_folder={args.kv_cache_folder!r} keeps what the host keeps: set kv_offloading_size too."
+            raise VLLMValidationError(message, parameter="kv_cache_folder", value=args.kv_cache_folder)
         return
     reason = None
     if not caches_prefixes:

@@ -93,6 +93,8 @@ class SchedulerConfig:
     num_host_blocks: tuple[int, ...] = ()
     """The blocks of each group, and last the slots of recurrent state if there are any, that the host keeps of what the
     device evicts; empty if it keeps none."""
+    root_hash: bytes | None = None
+    """What the hashes of blocks begin with, 32 bytes, if other processes are to find them; None for random bytes."""
     num_media_rows: int = 0
     """The number of rows of the feature cache, which holds encoded images and videos; 0 for a model that sees none."""
     sees_both_sides: bool = False

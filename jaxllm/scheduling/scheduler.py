@@ -147,8 +147,9 @@ class Scheduler:
 
         What a failed step wrote is unknown, and it may have stopped with the queues and the pool half changed.
         """
-        requests = list(self._requests.values())
+        requests, files = list(self._requests.values()), self.tiers.files
         self._begin()
+        self.tiers.files = files
         if self._speculation is not None:
             self._speculation.begin(self.cache)
         for request in requests:
@@ -187,6 +188,7 @@ class Scheduler:
     def plan(self, late: Collection[str] = (), cut_drafts: CutDrafts = keep_drafts) -> StepPlan | None:
         """Return the next step, or None if nothing can run now. Requests in `late` are left out."""
         self.cache.begin_plan()
+        late = self.tiers.late(late)
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
             step = StepBuilder(self.config, kind, self.adapters, self.media, self.clips, self._most_prompt_tokens(kind))
@@ -402,9 +404,6 @@ class Scheduler:
                 # Later requests may fit this step; this one is at the head of another step.
                 if not step.may_pass():
                     break
-                self._waiting.set_aside(request)
-                continue
-            if self.tiers.must_wait(request):
                 self._waiting.set_aside(request)
                 continue
             hit = self._forks.find_prefix(request)

@@ -22,13 +22,13 @@ def make_own(folder: Path) -> None:
     if status.st_uid == os.geteuid() and status.st_mode & _FOR_OTHERS:
         folder.chmod(0o700)
         status = folder.stat()
-    _check_own(folder, status)
+    check_own(folder, status)
 
 
 def read_own(path: Path) -> bytes:
     """Read a file that no other user can have written. Raises PermissionError if one could, OSError if missing."""
     with path.open("rb") as file:
-        _check_own(path, os.fstat(file.fileno()))
+        check_own(path, os.fstat(file.fileno()))
         return file.read()
 
 
@@ -62,7 +62,7 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
-def _check_own(path: Path, status: os.stat_result) -> None:
+def check_own(path: Path, status: os.stat_result) -> None:
     """Raise PermissionError if another user but root owns the file or may write it."""
     if status.st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{path} belongs to another user")

@@ -137,7 +137,7 @@ def test_an_engine_answers_the_same_from_disk(disk: Path, monkeypatch: pytest.Mo
         lambda _, disk: lookup(small(batch_invariant=True), disk),
         lambda _, disk: lookup(small(max_model_len=256), disk),
         lambda patch, _: patch.setattr(program_cache, "code_digest", lambda: "other code or versions"),
-        lambda patch, _: patch.setattr(program_cache, "_cpu_digest", lambda: "another CPU"),
+        lambda patch, _: patch.setattr(program_cache, "cpu_digest", lambda: "another CPU"),
         lambda patch, _: patch.setattr(os, "cpu_count", lambda: 1000),
     ],
     ids=["blocks", "flags", "instruction set", "dtype", "model", "loop", "options", "context", "code", "CPU", "cores"],

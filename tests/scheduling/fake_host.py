@@ -25,9 +25,19 @@ class FakeHost:
     def __init__(self, block_size: int, seed: int = 0) -> None:
         self._size, self._random = block_size, random.Random(seed)
         self._slots: dict[tuple[int, int], Any] = {}
+        self._files: dict[tuple[int, bytes], Any] = {}
         self._saves: list[tuple[Save, Any]] = []
         self._fetches: dict[int, list[Load]] = {}
-        self.num_loads = self.num_given_up = self.num_failures = 0
+        self._given_up: set[int] = set()
+        self.num_loads = self.num_from_files = self.num_given_up = self.num_failures = 0
+
+    def has(self, holder: int, block_hash: bytes) -> bool:
+        """Return whether a file has some content."""
+        return (holder, block_hash) in self._files
+
+    def forget_all(self) -> None:
+        """Remove all files."""
+        self._files.clear()
 
     def begin(self, moves: Moves, device: Device) -> None:
         """Take what is saved from the device, before the step that overwrites it."""
@@ -35,8 +45,8 @@ class FakeHost:
         slots = [(save.holder, save.slot) for save, _ in self._saves]
         assert len(set(slots)) == len(slots), "two saves are under way to one slot"
         self._fetches |= moves.fetches
-        for number in moves.given_up:
-            self.num_given_up += self._fetches.pop(number, None) is not None
+        self._given_up.update(moves.given_up)
+        self.num_given_up += len(moves.given_up)
 
     def end_some(self, tiers: Tiers, device: Device, *, all_of_them: bool = False) -> None:
         """End some of the moves under way, or all of them; saves end in order."""
@@ -46,13 +56,20 @@ class FakeHost:
             is_right = rng.random() >= _FAILS
             self._slots[save.holder, save.slot] = content if is_right else None
             self.num_failures += not is_right
+            if is_right and rng.random() < 0.5:
+                self._files[save.holder, save.content[0]] = content
             tiers.end_save(save, is_right=is_right)
         for number in list(self._fetches):
             if not all_of_them and rng.random() < 0.5:
                 continue
             loads, is_right = self._fetches.pop(number), rng.random() >= _FAILS
+            self.num_from_files += sum(load.is_in_file for load in loads)
             self.num_failures += not is_right
             for load in loads:
+                if load.is_in_file:
+                    self._slots[load.holder, load.slot] = self._files.get((load.holder, load.content[0]))
+                if number in self._given_up:
+                    continue
                 if is_right or rng.random() < 0.5:  # one that fails may have filled some
                     self._write(device, load.holder, load.block_id, self._slots[load.holder, load.slot])
                     self.num_loads += 1

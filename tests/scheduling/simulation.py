@@ -435,6 +435,7 @@ class Simulation:
         self.scheduler = Scheduler(config, lambda: self.now)
         self.device = FakeDevice(config)
         self.host = FakeHost(config.block_size)
+        self.scheduler.tiers.files = self.host
         self.truths: dict[str, Truth] = {}
         self.seen: dict[str, Seen] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
@@ -466,15 +467,12 @@ class Simulation:
         self._end_moves()
         plan = self._plan()
         if plan is None and not self.in_flight:
-            self._end_moves(all_of_them=True)
-            plan = self._plan()
-        if plan is None and not self.in_flight:
             # As beam searches do, which hold seats until then. An id may have come again while its seat is held.
             self.scheduler.release(list(self.seen))
             plan = self._plan()
-            if plan is None:
-                self._end_moves(all_of_them=True)
-                plan = self._plan()
+        while plan is None and not self.in_flight and self.scheduler.tiers.is_fetching:
+            self._end_moves(all_of_them=True)
+            plan = self._plan()
         if plan is None:
             assert self.in_flight or not self.scheduler.has_unfinished_requests(), "stuck: nothing runs and nothing can"
             return None
@@ -572,6 +570,7 @@ class Simulation:
             assert (output.finish_reason, output.error, output.new_token_ids) == ("error", error, [])
             self.seen[output.request_id].finish_reason = "error"
         self.device, self.host = FakeDevice(self.config), FakeHost(self.config.block_size)
+        self.scheduler.tiers.files = self.host
         self.in_flight.clear()
 
     def step(self, overlap: int = 0) -> None:

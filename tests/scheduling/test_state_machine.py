@@ -65,6 +65,7 @@ WANTED = {
     "media forgotten",
     "media kept",
     "block loaded",
+    "block loaded from a file",
     "fetch given up",
     "move that failed",
     "refusal of multi_modal_data",
@@ -349,6 +350,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.simulation.scheduler.release(list(self.simulation.seen))
             assert self.simulation.scheduler.stats().num_blocks_in_use == 0
             self.seen["block loaded"] += self.simulation.host.num_loads
+            self.seen["block loaded from a file"] += self.simulation.host.num_from_files
             self.seen["fetch given up"] += self.simulation.host.num_given_up
             self.seen["move that failed"] += self.simulation.host.num_failures
             self.seen["cached picture"] += self.simulation.num_holds - self.simulation.num_encodes

@@ -74,6 +74,7 @@ class EngineCore(HoldsAdapters):
         """None once the core is shut down."""
         self._masks, self._adapters, self._hosts = masks, adapters, hosts or OneHost()
         self._mover = mover
+        scheduler.tiers.files = None if mover is None else mover.files
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
@@ -297,11 +298,11 @@ class EngineCore(HoldsAdapters):
         try:
             self._profiler.close()
         finally:
+            if self._mover is not None:
+                self._mover.close(self._scheduler.tiers)
             self._runner.begin_shutdown()
             if self._adapters is not None:
                 self._adapters.close()
-            if self._mover is not None:
-                self._mover.close()
             self._runner = self._in_flight = self._ahead = self._failure = None
             self._abandon(RequestError("internal", "The engine was shut down."))
             self._hosts.close()

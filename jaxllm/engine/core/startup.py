@@ -19,6 +19,7 @@ from jax.experimental.layout import Format
 from jaxllm.config.environment import environment
 from jaxllm.constraints.compiler import GrammarCompiler, make_grammar_compiler
 from jaxllm.constraints.token_masks import TokenMasks
+from jaxllm.engine.core import kv_tiers
 from jaxllm.engine.core.early_load import EarlyLoad
 from jaxllm.engine.core.engine_core import EngineCore
 from jaxllm.engine.core.engine_tokenizer import load_engine_tokenizer
@@ -35,9 +36,6 @@ from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs, find_pace
-from jaxllm.execution.tiers.host_pool import HostPool
-from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS, move_shapes
-from jaxllm.execution.tiers.mover import Mover
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.lora.adapter_weights import load_adapter
 from jaxllm.lora.peft import PeftAdapter, find_adapter
@@ -332,7 +330,7 @@ def make_core(
         profiler=StepProfiler(config.args.profiler_config),
         adapters=None if config.adapter_shape is None else _make_store(prepared, config.adapter_shape),
         hosts=hosts,
-        mover=_make_mover(prepared, runner, scheduler_config.num_host_blocks),
+        mover=kv_tiers.make_mover(config, compiler, runner, num_blocks, scheduler_config),
     )
 
 
@@ -449,7 +447,8 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         row_alignment=compiler.config.row_alignment,
         groups=tuple(group.config(size) for group, size in zip(config.kv_groups, sizes, strict=True)),
         num_state_slots=layout.num_slots,
-        num_host_blocks=_num_host_blocks(prepared),
+        num_host_blocks=kv_tiers.num_host_blocks(config.args.kv_offloading_size, compiler, prepared.num_blocks),
+        root_hash=kv_tiers.root_hash(config, compiler),
         num_media_rows=compiler.config.num_media_rows,
         sees_both_sides=config.model_config.sees_both_sides,
         num_clip_blocks=layout.num_cross_blocks(prepared.num_blocks),
@@ -468,33 +467,6 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         tracks_all_tokens=bool(config.logits_processors),
         kv_cache_metrics_sample=args.kv_cache_metrics_sample if args.kv_cache_metrics else None,
     )
-
-
-def _num_host_blocks(prepared: Prepared) -> tuple[int, ...]:
-    """Return the blocks of each holder that the host keeps: as many for each one of the device's, in all groups."""
-    size, compiler = prepared.config.args.kv_offloading_size, prepared.compiler
-    if size is None:
-        return ()
-    layout = compiler.config.kv_layout
-    counts = [*layout.num_blocks(prepared.num_blocks), *([layout.num_slots] if layout.states else [])]
-    block_bytes = [HostPool.block_bytes(specs) for specs in _block_specs(prepared)]
-    total = sum(count * size for count, size in zip(counts, block_bytes, strict=True))
-    return tuple(max(1, int(size * 2**30 * count // max(1, total))) for count in counts)
-
-
-def _block_specs(prepared: Prepared) -> list[tuple[jax.ShapeDtypeStruct, ...]]:
-    """Return the form in which blocks of each holder are moved."""
-    compiler = prepared.compiler
-    holders = sorted({shape.holder for shape in move_shapes(compiler.config)})
-    return [compiler.caches.block_specs(prepared.num_blocks, holder, MOVED_BLOCKS) for holder in holders]
-
-
-def _make_mover(prepared: Prepared, runner: ModelRunner, num_host_blocks: tuple[int, ...]) -> Mover | None:
-    """Return what moves blocks to the host and back; None if the host keeps none."""
-    if not num_host_blocks:
-        return None
-    pools = map(HostPool, _block_specs(prepared), num_host_blocks)
-    return Mover(runner.launcher, list(pools))
 
 
 def _keys_depend_on_the_prompt(config: EngineConfig) -> bool:

@@ -26,6 +26,10 @@ class HostPool:
         """Return the bytes of one block."""
         return sum(math.prod(spec.shape[1:]) * np.dtype(spec.dtype).itemsize for spec in specs)
 
+    def row(self, slot: int) -> np.ndarray:
+        """Return the memory of a slot, uint8 [n]."""
+        return self._rows[slot]
+
     def write(self, slots: Sequence[int], content: Sequence[jax.Array]) -> None:
         """Keep the first blocks of some content in slots; waits for the device."""
         start = 0

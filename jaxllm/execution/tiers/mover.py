@@ -3,15 +3,19 @@
 A save is launched at once, before the step that overwrites its blocks; a thread waits for it and keeps the content. A
 fetch is made ready by another thread: it copies slots side by side and sends them to the devices. Then the thread of
 the steps launches the programs that fill the blocks, before the next step. So no step waits for a copy.
+
+If there is a folder, a third thread writes what was saved to files, as far as it keeps up. A fetch reads files into
+slots first.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import batched
 from typing import NamedTuple
 
@@ -20,11 +24,17 @@ from jax import Array
 
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.options import running
+from jaxllm.execution.tiers.folder import BlockFolder
 from jaxllm.execution.tiers.host_pool import HostPool
 from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS
 from jaxllm.scheduling.cache.tiers import Load, Moves, Save, Tiers
 
 logger = logging.getLogger(__name__)
+
+_UNWRITTEN_BYTES = 2**28
+"""The most bytes that wait to be written to files; what comes meanwhile is not written."""
+_FLUSH_SECONDS = 10.0
+"""How long a shutdown waits for what is saved and written."""
 
 
 class _Filling(NamedTuple):
@@ -38,15 +48,21 @@ class _Filling(NamedTuple):
 class Mover:
     """Run the moves of one engine. All methods are for the thread of the steps."""
 
-    def __init__(self, launcher: Launcher, hosts: Sequence[HostPool]) -> None:
-        """Move blocks of a launcher's pools to the slots of each holder, and back."""
-        self._launcher, self._hosts = launcher, hosts
-        self._executors = ThreadPoolExecutor(1, "jaxllm-save"), ThreadPoolExecutor(1, "jaxllm-fetch")
+    def __init__(self, launcher: Launcher, hosts: Sequence[HostPool], files: BlockFolder | None = None) -> None:
+        """Move blocks of a launcher's pools to the slots of each holder, and to files if there are any, and back."""
+        self._launcher, self._hosts, self.files = launcher, hosts, files
+        self._saving, self._fetching, self._writing = (
+            ThreadPoolExecutor(1, f"jaxllm-{name}") for name in ("save", "fetch", "write")
+        )
+        self._room = threading.Semaphore(max(1, _UNWRITTEN_BYTES // max(len(host.row(0)) for host in hosts)))
+        """The further blocks that may wait to be written."""
+        self._patience = 0.0
+        """How long a block waits for such room."""
         self._round = _Round()
 
     def begin(self, moves: Moves) -> None:
         """Launch saves, and begin to make fetches ready."""
-        saving, fetching = self._executors
+        epoch = 0 if self.files is None else self.files.epoch
         by_holder: Mapping[int, list[Save]] = defaultdict(list)
         for save in moves.saves:
             by_holder[save.holder].append(save)
@@ -55,12 +71,12 @@ class Mover:
                 content = self._launcher.read_blocks(holder, _ids([save.block_id for save in some]))
                 for array in content:
                     array.copy_to_host_async()
-                saving.submit(self._save, self._round, some, content)
+                self._saving.submit(self._save, self._round, some, content, epoch)
         for number in moves.given_up:
             self._round.fetching.discard(number)
         for number, loads in moves.fetches.items():
             self._round.fetching.add(number)
-            fetching.submit(self._fetch, self._round, number, loads)
+            self._fetching.submit(self._fetch, self._round, number, loads)
 
     def end(self, tiers: Tiers) -> None:
         """Tell the tiers of the moves that have ended; fill the blocks of fetches that are ready."""
@@ -70,12 +86,11 @@ class Mover:
             tiers.end_save(save, is_right=is_right)
         while ended.fetches:
             number, fillings = ended.fetches.popleft()
-            if number not in ended.fetching:
-                continue
+            is_wanted = number in ended.fetching
             ended.fetching.discard(number)
-            for filling in fillings or ():
+            for filling in (fillings or ()) if is_wanted else ():
                 self._launcher.fill_blocks(*filling)
-            tiers.end_fetch(number, is_right=fillings is not None)
+            tiers.end_fetch(number, is_right=is_wanted and fillings is not None)
 
     def wait(self, seconds: float) -> None:
         """Wait until some move has ended, but no longer than some seconds."""
@@ -83,20 +98,40 @@ class Mover:
         self._round.has_ended.clear()
 
     def reset(self) -> None:
-        """Forget all moves under way: the devices' pools are new."""
+        """Forget all moves under way: the devices' pools are new, and so are the scheduler's slots."""
+        self._round.fetching.clear()
         self._round = _Round()
+        if self.files is not None:
+            # What has begun may still write to a slot.
+            for executor in (self._saving, self._fetching):
+                executor.submit(int).result()
 
-    def close(self) -> None:
-        """End the threads; a move under way is not waited for."""
+    def close(self, tiers: Tiers) -> None:
+        """End the threads. What the devices hold is written to files first, if that takes no more than seconds."""
+        if self.files is not None:
+            try:
+                self._flush(tiers)
+            except Exception:
+                logger.exception("not all KV blocks could be written to files")
         self.reset()
-        for executor in self._executors:
+        for executor in (self._saving, self._fetching, self._writing):
             executor.shutdown(wait=False, cancel_futures=True)
 
+    def _flush(self, tiers: Tiers) -> None:
+        self.end(tiers)
+        tiers.save_all()
+        self.begin(tiers.take_moves())
+        self._patience, deadline = _FLUSH_SECONDS, time.monotonic() + _FLUSH_SECONDS
+        for executor in (self._saving, self._writing):
+            wait([executor.submit(int)], max(0.0, deadline - time.monotonic()))
+        self._patience = 0.0
+
     @running()
-    def _save(self, current: _Round, saves: Sequence[Save], content: tuple[Array, ...]) -> None:
+    def _save(self, current: _Round, saves: Sequence[Save], content: tuple[Array, ...], epoch: int) -> None:
         try:
             if current is self._round:
                 self._hosts[saves[0].holder].write([save.slot for save in saves], content)
+                self._keep(saves, epoch)
             is_right = True
         except Exception:
             logger.exception("%d blocks could not be kept by the host", len(saves))
@@ -104,16 +139,40 @@ class Mover:
         current.saves.extend((save, is_right) for save in saves)
         current.has_ended.set()
 
+    def _keep(self, saves: Sequence[Save], epoch: int) -> None:
+        """Have saved blocks written to files, unless too many wait. A slot may change meanwhile, so it is copied."""
+        files = self.files
+        if files is None:
+            return
+        for save in saves:
+            if not files.has(save.holder, save.content[0]) and self._room.acquire(timeout=self._patience):
+                row = self._hosts[save.holder].row(save.slot).copy()
+                self._writing.submit(self._write, files, save, row, epoch)
+
+    def _write(self, files: BlockFolder, save: Save, row: np.ndarray, epoch: int) -> None:
+        try:
+            files.write(save.holder, save.content, row, epoch)
+        except Exception:
+            logger.exception("a KV block could not be written to a file")
+        finally:
+            self._room.release()
+
     @running()
     def _fetch(self, current: _Round, number: int, loads: Sequence[Load]) -> None:
         fillings = None
         try:
-            if number in current.fetching:
+            if number in current.fetching and all(map(self._read_file, loads)):
                 fillings = list(self._read(loads))
         except Exception:
             logger.exception("%d blocks could not be fetched from the host", len(loads))
         current.fetches.append((number, fillings))
         current.has_ended.set()
+
+    def _read_file(self, load: Load) -> bool:
+        """Read a load's file into its slot, if it is in one; return False if the file is not right."""
+        if self.files is None or not load.is_in_file:
+            return True
+        return self.files.read(load.holder, load.content, self._hosts[load.holder].row(load.slot))
 
     def _read(self, loads: Sequence[Load]) -> Iterator[_Filling]:
         by_holder: Mapping[int, list[Load]] = defaultdict(list)

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stamp_of
 from jaxllm.loading.gguf import config as gguf_config
 from jaxllm.loading.gguf import parts as gguf_parts
 from jaxllm.loading.gguf.dequant import FLOATS, decode
 from jaxllm.loading.gguf.layouts import find_layouts
 from jaxllm.loading.gguf.names import Source, find_sources, find_zeros
-from jaxllm.loading.gguf.split_files import open_gguf
+from jaxllm.loading.gguf.split_files import open_gguf, part_names
 from jaxllm.loading.gguf.vision import VISION_ARCHITECTURES, VisionFile
 from jaxllm.loading.sentence_transformers import Module, SentenceFiles
 
@@ -198,6 +198,11 @@ class GGUFCheckpoint(Checkpoint):
                 parameter="tokenizer",
                 value=self.source,
             ) from error
+
+    def stamp(self) -> str:
+        parts = [self._path.with_name(name) for name in part_names(self._path.name)]
+        vision = [] if self._vision is None else [self._vision.path]
+        return stamp_of({self._path, *parts, *vision})
 
     def tokenizer_digest(self) -> str:
         # The digest covers the code that reads the tokenizer.

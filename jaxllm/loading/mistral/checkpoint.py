@@ -68,6 +68,9 @@ class MistralCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str | None:
         return self._inner.tokenizer_digest()
 
+    def stamp(self) -> str:
+        return self._inner.stamp()
+
     def _hf_name(self, name: str) -> str | None:
         """Return HF's name of a tensor; None for the tensors of a tower."""
         if name.startswith(_VISION):

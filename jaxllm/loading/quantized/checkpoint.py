@@ -119,6 +119,9 @@ class QuantizedCheckpoint(Checkpoint):
     def tokenizer_digest(self) -> str | None:
         return self._inner.tokenizer_digest()
 
+    def stamp(self) -> str:
+        return self._inner.stamp()
+
     def _find(self) -> Iterator[Matrix]:
         """Yield the quantized matrices among the tensors."""
         tensors = self._inner.tensors

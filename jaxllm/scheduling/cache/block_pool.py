@@ -160,6 +160,10 @@ class BlockPool:
             else:
                 self._unheld.prepend(block_id)
 
+    def unheld(self) -> list[tuple[int, tuple[bytes, bytes]]]:
+        """Return the blocks without a holder that can be found, each with its content, longest unused first."""
+        return [(block_id, self._content[block_id]) for block_id in self._unheld if block_id in self._content]
+
     def forget_unheld(self) -> None:
         """Forget the content of all blocks without a holder."""
         for block_id in self._unheld:

@@ -20,6 +20,8 @@ from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.media import agreeing_length, block_media
 from jaxllm.scheduling.request import Request
 
+_ELSEWHERE = -1
+"""It stands for a block that is not in a pool."""
 type Holder = CacheGroup | StateSlots
 type GroupBlocks = tuple[array[int], ...]
 """The blocks of a request in each cache group, in the order of its tokens; null blocks where no later token reads."""
@@ -88,7 +90,7 @@ class KVCacheManager:
         self.slots = StateSlots(config.num_state_slots) if config.num_state_slots else None
         """The slots of recurrent state; None where the model has none."""
         self._most_new, self._max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
-        self._keys_depend_on_prompt = config.keys_depend_on_prompt
+        self._keys_depend_on_prompt, self._root_hash = config.keys_depend_on_prompt, config.root_hash
         self.nothing = PrefixHit(tuple(array("i") for _ in self.groups), 0)
         """The hit of a request whose beginning is not cached."""
         self.tables: dict[str, BlockTable] = {}
@@ -139,18 +141,20 @@ class KVCacheManager:
         """Return what holds content for prefix hits: the groups, and the slots of recurrent state if there are any."""
         return self.groups if self.slots is None else (*self.groups, self.slots)
 
-    def longest_in(self, request: Request, others: Sequence[BlockPool]) -> int:
-        """Return the most leading blocks after which the request could continue if it also had another pool of each
-        holder; its last token is always left to compute.
+    def longest_in(self, request: Request, has: Callable[[int, tuple[bytes, bytes]], bool]) -> int:
+        """Return the most leading blocks after which the request could continue with what is elsewhere too.
+
+        `has` tells whether some content of a holder, by its number, is elsewhere. The last token is left to compute.
         """
 
-        def find(pools: Sequence[BlockPool], index: int) -> int | None:
+        def find(number: int, pool: BlockPool, index: int) -> int | None:
             content = self.content_of(request, index)
-            return next((block for pool in pools if (block := pool.find(*content)) is not None), None)
+            block_id = pool.find(*content)
+            return _ELSEWHERE if block_id is None and has(number, content) else block_id
 
         num_blocks = (request.num_tokens - 1) // self.block_size
-        pairs = zip(self.holders, others, strict=True)
-        return _longest(num_blocks, [(holder, partial(find, (holder.pool, other))) for holder, other in pairs])
+        holders = enumerate(self.holders)
+        return _longest(num_blocks, [(holder, partial(find, number, holder.pool)) for number, holder in holders])
 
     def indices_in(self, num_blocks: int) -> list[range]:
         """Return, for each holder, the indices of the blocks that a request needs to continue after `num_blocks`."""
@@ -409,7 +413,9 @@ class KVCacheManager:
         """Return the hash of the request's index-th block, extending its chain as far as needed."""
         hashes = request.block_hashes
         while len(hashes) <= index:
-            parent = hashes[-1] if hashes else None
+            # The number of an adapter means another one in another process, so its blocks begin with the pool's root.
+            root = None if request.adapter is not None else self._root_hash
+            parent = hashes[-1] if hashes else root
             # The salt enters with the first block; the chain carries it to all the others.
             salt = b"" if hashes else request.salt
             if request.media is not None:

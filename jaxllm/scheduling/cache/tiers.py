@@ -15,11 +15,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from jaxllm.scheduling.cache.block_pool import BlockPool
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.request import Request
+
+type Content = tuple[bytes, bytes]
+"""The hash of a block, and the bytes of its token ids."""
 
 
 class Save(NamedTuple):
@@ -28,6 +31,7 @@ class Save(NamedTuple):
     holder: int
     block_id: int
     slot: int
+    content: Content
 
 
 class Load(NamedTuple):
@@ -36,6 +40,21 @@ class Load(NamedTuple):
     holder: int
     slot: int
     block_id: int
+    content: Content
+    is_in_file: bool
+    """True if the slot is to be filled from a file first."""
+
+
+class Files(Protocol):
+    """The blocks that have been written to files."""
+
+    def has(self, holder: int, block_hash: bytes) -> bool:
+        """Return whether there is a file, as far as is known; it may turn out to be wrong."""
+        ...
+
+    def forget_all(self) -> None:
+        """Remove all files, and write none of what was to be saved before."""
+        ...
 
 
 @dataclass(slots=True)
@@ -53,11 +72,12 @@ class Moves:
 
 
 class _Wanted(NamedTuple):
-    """A block of a request's beginning: its position among the request's blocks, and its id, None if missing."""
+    """A block of a request's beginning, and where it is: on the device, in a slot of the host, or in a file alone."""
 
     holder: int
-    position: int
+    content: Content
     block_id: int | None
+    slot: int | None
 
 
 @dataclass(slots=True)
@@ -67,8 +87,8 @@ class _Pending:
     number: int
     held: list[list[int]]
     """The blocks that are held, for each holder: those that come, and others of the request's beginning."""
-    coming: list[tuple[Load, int]]
-    """The loads, with the index of each block in the request; none once they have ended."""
+    coming: list[Load]
+    """What is on its way; nothing once it has ended."""
 
 
 class Tiers:
@@ -77,10 +97,14 @@ class Tiers:
     def __init__(self, cache: KVCacheManager, num_slots: Sequence[int]) -> None:
         """Keep up to `num_slots[n]` blocks of holder n of `cache`; none if it is empty. Slots count from 1."""
         self._cache = cache
+        self.files: Files | None = None
+        """What is kept in files too."""
         self._hosts = [BlockPool(1 + number) for number in num_slots]
-        self._saving: dict[tuple[int, int], tuple[bytes, bytes]] = {}
-        """The content that is on its way to each slot, by holder and slot."""
+        self._saving: dict[tuple[int, int], bool] = {}
+        """The slots, by holder, that content is on its way to; False if it must not be found any more."""
         self._pending: dict[Request, _Pending] = {}
+        self._given_up: dict[int, list[Load]] = {}
+        """The loads from files of fetches that were given up and have not ended: they may still fill their slots."""
         self._moves = Moves()
         self._num_fetches = 0
         self.num_saved_blocks = self.num_loaded_blocks = 0
@@ -108,23 +132,29 @@ class Tiers:
             host.release([slot])  # now it is the one that was used last
         elif host.num_available:
             [slot] = host.take(1)
-            self._saving[holder, slot] = block_hash, token_bytes
-            self._moves.saves.append(Save(holder, block_id, slot))
+            self._saving[holder, slot] = True
+            self._moves.saves.append(Save(holder, block_id, slot, (block_hash, token_bytes)))
+
+    def save_all(self) -> None:
+        """Save all that the devices hold for no request, as before a shutdown."""
+        for number, holder in enumerate(self._cache.holders if self._hosts else ()):
+            for block_id, content in holder.pool.unheld():
+                self._save(number, block_id, *content)
 
     def end_save(self, save: Save, *, is_right: bool) -> None:
         """Make a saved block findable; if it could not be saved, give its slot back."""
-        host, content = self._hosts[save.holder], self._saving.pop((save.holder, save.slot))
-        if is_right and content != _FORGOTTEN:
-            host.register(save.slot, *content)
+        host, is_wanted = self._hosts[save.holder], self._saving.pop((save.holder, save.slot))
+        if is_right and is_wanted:
+            host.register(save.slot, *save.content)
             self.num_saved_blocks += 1
         host.release([save.slot])
 
     # -- back to the device --------------------------------------------------------------------------------------------
 
-    def must_wait(self, request: Request) -> bool:
-        """Return whether a request's blocks are on their way."""
-        pending = self._pending.get(request)
-        return pending is not None and bool(pending.coming)
+    def late(self, others: Collection[str]) -> Collection[str]:
+        """Return the ids of the requests whose blocks are on their way, and others."""
+        ids = [request.request_id for request, pending in self._pending.items() if pending.coming]
+        return {*others, *ids} if ids else others
 
     def fetch(self, request: Request, hit: PrefixHit) -> bool:
         """Begin to fetch what follows a waiting request's hit; return False if there is nothing, or no room."""
@@ -133,56 +163,74 @@ class Tiers:
             return False
         if not cache.fits(request.num_tokens, hit):
             return False
-        num_blocks = cache.longest_in(request, self._hosts)
+        num_blocks = cache.longest_in(request, self._has)
         if num_blocks * cache.block_size <= hit.num_tokens:
             return False
         wanted = [
-            [_Wanted(number, index, cache.find(holder.pool, request, index)) for index in indices]
-            for number, (holder, indices) in enumerate(zip(cache.holders, cache.indices_in(num_blocks), strict=True))
+            [self._find(number, cache.content_of(request, index)) for index in indices]
+            for number, indices in enumerate(cache.indices_in(num_blocks))
         ]
         if not all(self._fits(number, blocks) for number, blocks in enumerate(wanted)):
             return False
-        # What is there is held before blocks are taken, which evicts others, from the device and from the host.
+        # What is there is held before anything is taken, which evicts others, from the device and from the host.
         held = [[each.block_id for each in blocks if each.block_id is not None] for blocks in wanted]
         for holder, block_ids in zip(cache.holders, held, strict=True):
             holder.pool.share(block_ids)
         missing = [each for each in chain(*wanted) if each.block_id is None]
-        slots = [self._hold_slot(request, each) for each in missing]
-        coming = []
-        for (holder, position, _), slot in zip(missing, slots, strict=True):
-            [block_id] = cache.holders[holder].pool.take(1)
-            held[holder].append(block_id)
-            coming.append((Load(holder, slot, block_id), position))
+        for holder, _, _, slot in missing:
+            if slot is not None:
+                self._hosts[holder].share([slot])
+        coming = [self._take(each) for each in missing]
+        for load in coming:
+            held[load.holder].append(load.block_id)
         self._num_fetches += 1
         self._pending[request] = _Pending(self._num_fetches, held, coming)
-        self._moves.fetches[self._num_fetches] = [load for load, _ in coming]
+        self._moves.fetches[self._num_fetches] = list(coming)
         return True
 
-    def _fits(self, holder: int, wanted: Sequence[_Wanted]) -> bool:
-        """Return whether a holder has blocks for those that are missing, besides the others."""
-        pool = self._cache.holders[holder].pool
-        num_taken = sum(each.block_id is None or not pool.is_held(each.block_id) for each in wanted)
-        return num_taken <= pool.num_available
+    def _has(self, holder: int, content: Content) -> bool:
+        """Return whether the host has some content, in a slot or a file."""
+        if self._hosts[holder].find(*content) is not None:
+            return True
+        return self.files is not None and self.files.has(holder, content[0])
 
-    def _hold_slot(self, request: Request, wanted: _Wanted) -> int:
-        host = self._hosts[wanted.holder]
-        slot = self._cache.find(host, request, wanted.position)
-        assert slot is not None, "what was found is gone"
-        host.share([slot])
-        return slot
+    def _find(self, holder: int, content: Content) -> _Wanted:
+        pool, host = self._cache.holders[holder].pool, self._hosts[holder]
+        return _Wanted(holder, content, pool.find(*content), host.find(*content))
+
+    def _fits(self, holder: int, wanted: Sequence[_Wanted]) -> bool:
+        """Return whether a holder has blocks for those that are missing, besides the others, and the host slots."""
+        pool, host = self._cache.holders[holder].pool, self._hosts[holder]
+        num_taken = sum(each.block_id is None or not pool.is_held(each.block_id) for each in wanted)
+        missing = [each for each in wanted if each.block_id is None]
+        num_slots = sum(each.slot is None or not host.is_held(each.slot) for each in missing)
+        return num_taken <= pool.num_available and num_slots <= host.num_available
+
+    def _take(self, wanted: _Wanted) -> Load:
+        """Take a block for a missing one, and a slot if it is in a file."""
+        holder, content, _, slot = wanted
+        if is_in_file := slot is None:
+            [slot] = self._hosts[holder].take(1)
+        [block_id] = self._cache.holders[holder].pool.take(1)
+        return Load(holder, slot, block_id, content, is_in_file)
 
     def end_fetch(self, number: int, *, is_right: bool) -> None:
-        """Register the blocks of a fetch that has ended, or give them up. One that was given up before is ignored."""
-        request = next((each for each, pending in self._pending.items() if pending.number == number), None)
-        if request is None:
+        """Register the blocks of a fetch that has ended, or give them up."""
+        if number in self._given_up:
+            self._release_slots(self._given_up.pop(number))
             return
+        request = next(each for each, pending in self._pending.items() if pending.number == number)
+        coming, self._pending[request].coming = self._pending[request].coming, []
         if not is_right:
+            self._release_slots(coming)
             self.release(request)
             return
-        coming, self._pending[request].coming = self._pending[request].coming, []
-        for load, index in coming:
-            self._cache.holders[load.holder].pool.register(load.block_id, *self._cache.content_of(request, index))
-            self._hosts[load.holder].release([load.slot])
+        for load in coming:
+            self._cache.holders[load.holder].pool.register(load.block_id, *load.content)
+            host = self._hosts[load.holder]
+            if load.is_in_file:
+                host.register(load.slot, *load.content)
+            host.release([load.slot])
         self.num_loaded_blocks += len(coming)
 
     def release(self, request: Request) -> None:
@@ -190,13 +238,18 @@ class Tiers:
         pending = self._pending.pop(request, None)
         if pending is None:
             return
-        if pending.coming:
+        if pending.coming and self._moves.fetches.pop(pending.number, None) is None:
             self._moves.given_up.append(pending.number)
-            self._moves.fetches.pop(pending.number, None)
-        for load, _ in pending.coming:
-            self._hosts[load.holder].release([load.slot])
+            self._given_up[pending.number] = [load for load in pending.coming if load.is_in_file]
+            self._release_slots(load for load in pending.coming if not load.is_in_file)
+        else:
+            self._release_slots(pending.coming)
         for holder, block_ids in zip(self._cache.holders, pending.held, strict=True):
             holder.pool.release(block_ids)
+
+    def _release_slots(self, loads: Iterable[Load]) -> None:
+        for load in loads:
+            self._hosts[load.holder].release([load.slot])
 
     def give_up(self, spared: Collection[Request] = ()) -> bool:
         """Release the blocks of the request that got them last and is not spared; return False if there is none."""
@@ -207,9 +260,11 @@ class Tiers:
 
     def forget_all(self) -> None:
         """Forget what the host has, and what is on its way there."""
-        self._saving = dict.fromkeys(self._saving, _FORGOTTEN)
+        self._saving = dict.fromkeys(self._saving, False)
         for host in self._hosts:
             host.forget_unheld()
+        if self.files is not None:
+            self.files.forget_all()
 
     def held(self, holder: int) -> list[list[int]]:
         """Return the blocks of a holder that are held for waiting requests."""
@@ -218,11 +273,8 @@ class Tiers:
     def check(self, waiting: Iterable[Request]) -> None:
         """Assert the laws of the host's slots."""
         assert self._pending.keys() <= set(waiting), "blocks are held for a request that does not wait"
-        loads = [load for pending in self._pending.values() for load, _ in pending.coming]
+        loads = [load for pending in self._pending.values() for load in pending.coming]
+        loads += chain(*self._given_up.values())
         for number, host in enumerate(self._hosts):
             loading = [[load.slot] for load in loads if load.holder == number]
             host.check([*loading, [slot for holder, slot in self._saving if holder == number]])
-
-
-_FORGOTTEN = b"", b""
-"""The content of a save that is on its way and must not be found."""

@@ -1,0 +1,92 @@
+"""Blocks that are kept in a folder are found after a restart with the bits of computing; bad files cost only time."""
+
+from __future__ import annotations
+
+import errno
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.tiers import folder as folder_module
+from tests.e2e.test_kv_offloading import make_jobs
+from tests.e2e.tiny_engine import Job, bits, run_together, tiny_llm
+from tests.execution.test_block_folder import files_in, mutate
+
+pytestmark = pytest.mark.engine
+
+
+ARGUMENTS = {
+    "batch_invariant": True,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 192,
+    "num_gpu_blocks_override": 26,
+    "kv_offloading_size": 0.05,
+    "cudagraph_capture_sizes": [8],
+}
+"""The devices hold two requests at a time, the host all."""
+
+
+def run(case: str, folder: Path, jobs: list[Job], **changes: Any) -> tuple[list[Any], list[int], int]:
+    """Return what a new engine answers, the tokens that each request found, and the blocks that came back."""
+    with tiny_llm(case, **(ARGUMENTS | {"kv_cache_folder": str(folder)} | changes)) as (llm, scheduler):
+        outputs = run_together(llm, jobs)
+        scheduler.check()
+        num_loaded = scheduler.tiers.num_loaded_blocks
+    return [bits(output) for output in outputs], [output.num_cached_tokens or 0 for output in outputs], num_loaded
+
+
+@pytest.mark.parametrize("case", ["llama3_tied", "gpt_oss", "qwen3_next"])
+def test_a_later_engine_finds_what_an_earlier_one_computed(case: str, tmp_path: Path) -> None:
+    jobs = make_jobs()
+    expected, _, _ = run(case, tmp_path, jobs)
+    again, num_cached, num_loaded = run(case, tmp_path, jobs)
+    assert again == expected
+    assert num_loaded > 0
+    assert min(num_cached) >= 112  # all but the last blocks of each prompt
+    # Another engine's content is not found.
+    _, num_cached, _ = run(case, tmp_path, jobs[:1], max_model_len=176)
+    assert num_cached == [0]
+
+
+def test_changed_files_change_no_token(tmp_path: Path) -> None:
+    jobs, rng = make_jobs(), random.Random(3)
+    expected, _, _ = run("llama3_tied", tmp_path, jobs)
+    for share in (0.3, 1.0):
+        for path in files_in(tmp_path):
+            if rng.random() < share:
+                mutate(path, rng)
+        again, _, _ = run("llama3_tied", tmp_path, jobs)
+        assert again == expected
+
+
+def test_a_full_disk_is_served_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = make_jobs()
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folder_module.os, "replace", refuse)
+    full, _, _ = run("llama3_tied", tmp_path / "full", jobs)
+    monkeypatch.undo()
+    assert files_in(tmp_path / "full") == []
+    assert full == run("llama3_tied", tmp_path / "other", jobs)[0]
+
+
+def test_what_is_forgotten_is_not_in_files(tmp_path: Path) -> None:
+    jobs = make_jobs()
+    run("llama3_tied", tmp_path, jobs)
+    with tiny_llm("llama3_tied", kv_cache_folder=str(tmp_path), **ARGUMENTS) as (llm, _):
+        assert llm.reset_prefix_cache(reset_connector=True)
+    assert files_in(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(VLLMValidationError, match="kv_cache_folder"):
+        run("llama3_tied", tmp_path / "file", [])
+    with pytest.raises(VLLMValidationError, match="set kv_offloading_size too"):
+        run("llama3_tied", tmp_path, [], kv_offloading_size=None)
