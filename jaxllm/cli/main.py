@@ -13,6 +13,7 @@ from jaxllm.cli.batch import embed, generate, run_batch, transcribe
 from jaxllm.cli.bench import command as bench
 from jaxllm.cli.client import chat, complete
 from jaxllm.cli.config_file import apply_config_file
+from jaxllm.cli.hub import list_models, pull, remove
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.argparse_utils import FlexibleArgumentParser
 from jaxllm.utils.log import show_log
@@ -20,10 +21,11 @@ from jaxllm.utils.streams import OutputError, flush_messages, flush_output, prep
 
 _INSTEAD = {
     "run": "`jaxllm chat --model MODEL` talks with a model, `jaxllm generate MODEL` completes prompts",
-    "pull": "a model is fetched when it is first used, as by `jaxllm serve MODEL`",
-    "list": "`hf cache ls` lists what was fetched, and a server's /v1/models what it serves",
+    "ls": "it is `jaxllm list`",
     "ps": "a server's /v1/models lists what it serves",
-    "download": "a model is fetched when it is first used, as by `jaxllm serve MODEL`",
+    "download": "it is `jaxllm pull`",
+    "remove": "it is `jaxllm rm`",
+    "delete": "it is `jaxllm rm`",
     "env": "it is `jaxllm collect-env`",
     "version": "it is `jaxllm --version`",
     "help": "it is `jaxllm --help`",
@@ -48,6 +50,9 @@ def make_parser() -> tuple[FlexibleArgumentParser, dict[str, argparse.ArgumentPa
         "chat": chat.add_parser(commands),
         "complete": complete.add_parser(commands),
         "run-batch": run_batch.add_parser(commands),
+        "pull": pull.add_parser(commands),
+        "list": list_models.add_parser(commands),
+        "rm": remove.add_parser(commands),
         "check": check.add_parser(commands),
         "selfcheck": selfcheck.add_parser(commands),
         **bench.add_parser(commands),

@@ -71,7 +71,7 @@ def open_checkpoint(
             parameter="load_format",
             value=load_format,
         )
-    path = _local_path(model)
+    path = local_path(model)
     if path is None:
         repository = Repository(model.partition(":")[0], revision, token, download_dir)
         checkpoint = _open_hub(model, repository, load_format=load_format, check_config=check_config, sees=sees)
@@ -94,7 +94,7 @@ def open_config(
 
     Raises VLLMValidationError if it cannot be found or read.
     """
-    path = _local_path(model)
+    path = local_path(model)
     if path is None:
         return with_quantized(_open_hub_config(model, revision=revision, token=token, download_dir=download_dir))
     if path.suffix == ".json" and path.is_file():
@@ -102,7 +102,7 @@ def open_config(
     return open_checkpoint(model, load_format="dummy", sees=sees)
 
 
-def _local_path(model: str) -> Path | None:
+def local_path(model: str) -> Path | None:
     """Return the folder or file that `model` names, or None if it can only be a hub id."""
     try:
         path = Path(model).expanduser()

@@ -19,8 +19,8 @@ from tests.models.tiny import folder
     ("command", "words"),
     [
         ("run", "jaxllm chat --model"),
-        ("pull", "fetched when it is first used"),
-        ("list", "/v1/models"),
+        ("download", "it is `jaxllm pull`"),
+        ("ps", "/v1/models"),
         ("servee", "did you mean 'serve'?"),
         ("zzzz", "there are bench, chat"),
     ],

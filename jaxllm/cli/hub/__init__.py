@@ -1,0 +1,1 @@
+"""Commands for the models in the hub's cache: `pull`, `list` and `rm`."""
