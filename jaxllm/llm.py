@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.engine.front.asleep import PauseMode
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.offline.llm_engine import LLMEngine
@@ -387,6 +388,25 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         what the host keeps is forgotten too.
         """
         return self.llm_engine.reset_prefix_cache(reset_running_requests, reset_connector)
+
+    @in_turn
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Free the device's weights and KV cache until `wake_up`; compiled programs stay, cached prefixes go.
+
+        At level 1 the host's memory keeps the weights, except on a CPU, where it is the device's; at level 2, and
+        there, they are read from the checkpoint again. Raises VLLMValidationError, whatever the mode, while an enqueued
+        request is unfinished, and for replicas or several hosts.
+        """
+        self.llm_engine.sleep(level, mode)
+
+    @in_turn
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back the parts that `sleep` has freed: "weights", "kv_cache", or both for None. Nothing is compiled."""
+        self.llm_engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Return whether the LLM sleeps, until `wake_up` has brought back both parts."""
+        return self.llm_engine.is_sleeping()
 
     def reset_mm_cache(self) -> None:
         """Forget all processed images and videos."""

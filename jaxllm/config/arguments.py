@@ -135,6 +135,9 @@ class EngineArguments(UnsupportedArguments):
         "outputs do not depend, to the bit, on what else runs; default: where it costs nothing (one CPU device)",
     )
     enforce_eager: bool = argument(False, Switch(), _MODEL, "compile nothing ahead of its first use")
+    enable_sleep_mode: bool = argument(
+        False, Switch(), _MODEL, "taken as in vLLM, where an engine sleeps with it alone; here each one can"
+    )
     quantization: str | None = argument(
         None,
         Choice((None, *QUANTIZATIONS, *CHECKPOINT_QUANTIZATIONS)),

@@ -24,7 +24,7 @@ _ONE_ENGINE = "an engine has no pipelines; see tensor_parallel_size, nnodes, mes
 _QUEUE = "the synchronous engine's queue has no bound; see AsyncEngineArgs"
 _RECURRENT = "recurrent states and their kernels follow from the model, the platform and max_num_seqs"
 _SERVER = "requests are read in the one process of the server"
-_SLEEP = "an engine that sleeps gives back all that it has on the device; see AsyncLLM.sleep()"
+_SLEEP = "an engine that sleeps gives back all that it has on the device; see sleep()"
 _TRANSFER = "KV caches and weights are not exchanged between engines yet"
 _UNREAD = ("original/**/*", "consolidated*", "consolidated.safetensors", "consolidated*.safetensors", "*.bin", "*.pt")
 """Patterns of files that are never read."""
@@ -190,7 +190,6 @@ class UnsupportedArguments:
     offload_num_in_group: int = unsupported(1, _OFFLOAD)
     offload_prefetch_step: int = unsupported(1, _OFFLOAD)
     offload_params: Any = unsupported(None, _OFFLOAD, also=(set(), []))
-    enable_sleep_mode: bool = unsupported(False, "AsyncLLM alone sleeps; shutdown() frees the device")
     sleep_mode_offload_cudagraph: bool = unsupported(False, _SLEEP)
     sleep_preserve_parameter_names: list[str] = unsupported([], _SLEEP)
     enable_cumem_allocator: bool = unsupported(False, "JAX allocates; see gpu_memory_utilization")

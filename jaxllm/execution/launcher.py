@@ -28,6 +28,7 @@ from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.pooled_step import PoolShape
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape
+from jaxllm.execution.tiers.host_array import HostArrays
 from jaxllm.execution.tiers.move_shape import MoveShape
 from jaxllm.sampling.inputs import RareRules
 
@@ -96,25 +97,27 @@ class Launcher:
         programs: Programs[ProgramKey],
         load_params: Callable[[], Any],
         features_of: Launcher | None = None,
+        early: Callable[[], Any] | None = None,
     ) -> None:
         """Make the pools and load the parameters at the same time; they take about as long.
 
-        A draft head reads the features in the pools of `features_of`, the launcher of the model it guesses for.
+        `early`, if it is not None, returns the parameters the first time in place of `load_params`. A draft head reads
+        the features in the pools of `features_of`, the launcher of the model it guesses for.
         """
         self.compiler, self.programs = compiler, programs
         self._turn = threading.Lock()
         """The lock is held by the thread that launches: all devices of a mesh must have the same order."""
         self._features_of = features_of if compiler.config.reads is not None else None
+        self._load_params = load_params
         with ThreadPoolExecutor(1) as executor:
             state = executor.submit(running()(self._make_state))
             if jax.process_count() > 1:  # all hosts launch in one order
                 state.result()
             with tracing():
-                self.params = load_params()
-        if compiler.model.adapter_shape is not None:
-            self.params |= {"adapters": self.programs.get(Upkeep.MAKE_ADAPTERS)()}
-        self._encoders = {part: self.params.pop(part) for part in compiler.model.specs.encoders}
-        """The parameters of towers, or of an encoder, which no step reads."""
+                self.params, self._encoders = self._split((early or load_params)())
+        # _encoders has the parameters of towers, or of an encoder, which no step reads.
+        self._on_host: dict[str, Any] | None = None
+        """The weights in the host's memory while they are not on the devices, if they are kept there."""
         self._make_media()
         self.pools, self._previous_tokens, self._hidden = state.result()
         self._counts: Array | None = None
@@ -222,6 +225,57 @@ class Launcher:
             self.params["media"].delete()
             self._make_media()
 
+    @running()
+    def copy_weights(self, host: HostArrays) -> None:
+        """Copy the weights to the host's memory, for `drop_weights` and `bring_weights`."""
+        self._on_host = jax.tree.map(host.of, self._weights())
+
+    @running()
+    def drop_weights(self) -> None:
+        """Free the weights, and the adapters in their slots; nothing can be launched until `bring_weights`."""
+        with self._turn:
+            _delete([self._weights(), self.params.get("adapters")])
+            self._encoders = {}
+            self.params = {name: value for name, value in self.params.items() if name == "media"}
+
+    @running()
+    def bring_weights(self) -> None:
+        """Put the weights on the devices again, from `copy_weights` or as at first; adapters' slots are empty."""
+        with tracing():
+            kept = self._on_host
+            weights = self._load_params() if kept is None else jax.tree.map(lambda array: array.put(), kept)
+        params, self._encoders = self._split(weights)
+        self.params, self._on_host = self.params | params, None
+
+    @running()
+    def drop_caches(self) -> None:
+        """Free all that requests leave on the devices; nothing can be launched until `make_caches`."""
+        with self._turn:
+            _delete([self.pools, self._previous_tokens, self._hidden, self._counts, self._neutral])
+            _delete(self.params.pop("media", None))
+            no_pools: Pools = ()
+            self.pools, self._hidden, self._counts = no_pools, None, None
+            self._neutral.clear()
+
+    @running()
+    def make_caches(self) -> None:
+        """Make empty caches after `drop_caches`."""
+        self.pools, self._previous_tokens, self._hidden = self._make_state()
+        self._make_media()
+
+    def _split(self, weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what steps read of loaded weights, with empty slots for adapters, and what encoders read."""
+        encoders = {part: weights[part] for part in self.compiler.model.specs.encoders}
+        params = {part: value for part, value in weights.items() if part not in encoders}
+        if self.compiler.model.adapter_shape is not None:
+            params["adapters"] = self.programs.get(Upkeep.MAKE_ADAPTERS)()
+        return params, encoders
+
+    def _weights(self) -> dict[str, Any]:
+        """Return what was loaded."""
+        loaded = {part: value for part, value in self.params.items() if part not in ("adapters", "media")}
+        return loaded | self._encoders
+
     def _make_state(self) -> tuple[Pools, Array, Array | None]:
         """Return new pools, and tokens and hidden states in place of the previous step's."""
         pools, tokens, hidden = self.programs.get(Upkeep.MAKE_STATE)()
@@ -241,3 +295,9 @@ class Launcher:
             self._neutral[num_rows] = RareRules(*(place_replicated(compiler.mesh, spec.neutral()) for spec in specs))
         pairs = zip(arrays, self._neutral[num_rows], strict=True)
         return RareRules(*(unused if used is None else used for used, unused in pairs))
+
+
+def _delete(tree: Any) -> None:
+    """Free the memory of arrays on the devices, whoever holds them."""
+    for array in jax.tree.leaves(tree):
+        array.delete()

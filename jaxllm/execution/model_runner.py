@@ -28,6 +28,7 @@ from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, r
 from jaxllm.execution.programs import Programs
 from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import StepOutput, StepShape
+from jaxllm.execution.tiers.host_array import HostArrays
 from jaxllm.sampling.token_counts import count_tokens
 from jaxllm.scheduling.clips import ClipEncode
 from jaxllm.scheduling.media import Encode
@@ -265,6 +266,34 @@ class ModelRunner:
         self._buffers, self._last = BufferPool(), None
         if self._draft is not None:
             self._draft.reset()
+
+    def release_device(self, *, keeps_weights: bool) -> None:
+        """Free weights and caches, the draft model's too; nothing can run until both are back.
+
+        With `keeps_weights` the host keeps the weights. On a CPU it does not: there the host's memory is the device's.
+        """
+        launchers = self._launchers()
+        if keeps_weights and self.compiler.mesh.devices.flat[0].platform != "cpu":
+            host = HostArrays()
+            for launcher in launchers:  # all, before any is dropped: there may be no room
+                launcher.copy_weights(host)
+        for launcher in launchers:
+            launcher.drop_caches()
+            launcher.drop_weights()
+        self._buffers, self._last = BufferPool(), None
+
+    def bring_weights(self) -> None:
+        """Put the weights back: from the host if it has kept them, else from the checkpoint."""
+        for launcher in self._launchers():  # a draft model may borrow arrays of the model, which is first
+            launcher.bring_weights()
+
+    def make_caches(self) -> None:
+        """Make empty caches."""
+        for launcher in self._launchers():
+            launcher.make_caches()
+
+    def _launchers(self) -> list[Launcher]:
+        return [self.launcher, *([] if self._draft is None else self._draft._launchers())]
 
     def warm_up(self) -> None:
         """Wait until every program is compiled. A rare program on disk is loaded by the step that needs it."""

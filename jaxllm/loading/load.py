@@ -283,7 +283,7 @@ def _place(array: ArraySpec, dtype: Any, where: jax.sharding.Sharding | Format |
     pieces = _make_pieces(array.shape, dtype, sharding)
     for layer in range(array.shape[0] if stacked else 1):
         fill(layer, [_part_of(piece, layer) for piece in pieces] if stacked else pieces)
-    placed = _assemble(array.shape, sharding, pieces, layout)
+    placed = assemble(array.shape, sharding, pieces, layout)
     if not array.is_rounded:
         return placed
     formats = _shardings(stored(array), sharding, layout)
@@ -305,7 +305,7 @@ def _place_by_layer(array: ArraySpec, dtype: np.dtype, sharding: jax.sharding.Sh
     def read(layer: int) -> jax.Array:
         pieces = _make_pieces(layer_shape, dtype, layer_sharding)
         fill(layer, pieces)
-        return _assemble(layer_shape, layer_sharding, pieces)
+        return assemble(layer_shape, layer_sharding, pieces)
 
     def set_layer(whole: Any, weight: jax.Array, layer: int) -> Any:
         some = _round(array)(weight) if array.is_rounded else weight
@@ -370,7 +370,7 @@ def _make_pieces(shape: tuple[int, ...], dtype: np.dtype, sharding: jax.sharding
     ]
 
 
-def _assemble(
+def assemble(
     shape: tuple[int, ...], sharding: jax.sharding.Sharding, pieces: Sequence[Piece], layout: Layout | None = None
 ) -> jax.Array:
     """Put the pieces on their devices. They are aligned, so a CPU device uses their memory and keeps them alive."""

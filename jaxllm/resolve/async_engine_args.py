@@ -39,9 +39,6 @@ class AsyncEngineArgs(EngineArgs):
         "JSON file that sets the log up, a server's own too, as Python's logging.config.dictConfig",
     )
     disable_log_requests: bool | None = argument(None, Switch(optional=True), _GROUP, argparse.SUPPRESS)
-    enable_sleep_mode: bool = argument(
-        False, Switch(), _GROUP, "taken as in vLLM, where an engine sleeps with it alone; here each one can"
-    )
     max_num_queued_reqs: int | None = argument(
         None, Integer(1, INT32_MAX, optional=True), _GROUP, "most requests that wait or run, n counted as n"
     )

@@ -79,6 +79,11 @@ class AdapterSlots:
         if request is self._first_waiting:
             self._first_waiting, self._num_passed = None, 0
 
+    def forget_idle(self) -> None:
+        """Take the slots of all adapters that no running request uses: the slots' content is lost."""
+        self._free += [self._slots.pop(adapter) for adapter in reversed(self._idle)]
+        self._idle.clear()
+
     def take_loads(self) -> dict[int, int]:
         """Return the adapters that got a slot since the last call, by slot, to be written before the next step."""
         loads, self._loads = self._loads, {}

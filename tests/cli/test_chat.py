@@ -100,7 +100,7 @@ def test_a_server_that_is_not_there(command: str, capsys: pytest.CaptureFixture[
         (("m", "--model-name", "a"), "model_name is of a server"),
         (("m", "--temperature", "-1"), "temperature"),
         (("m", "--seed", str(2**64)), "seed"),
-        (("m", "--enable-sleep-mode"), "enable_sleep_mode=True is not supported"),
+        (("m", "--enable-cumem-allocator"), "enable_cumem_allocator=True is not supported"),
         (("--url", "localhost:8000"), "is no URL of a server"),
     ],
 )

@@ -45,7 +45,6 @@ def test_its_own_flags_alone():
     assert set(vars(parser.parse_args([]))) == {
         "enable_log_requests",
         "disable_log_requests",
-        "enable_sleep_mode",
         "log_config_file",
         "max_log_len",
         "max_num_queued_reqs",

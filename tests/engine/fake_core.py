@@ -76,6 +76,9 @@ class FakeCore(HoldsAdapters):
         self.parked: set[str] = set()
         """Sequences that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
+        self.slept: list[int] = []
+        """The levels of all calls of `sleep`."""
+        self.woken: list[str] = []
         self.before_step: Callable[[int], None] = lambda step: None
         self.is_compiling, self.is_warm, self.num_compiled = False, True, 0
         self._script = script
@@ -171,6 +174,12 @@ class FakeCore(HoldsAdapters):
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         self.num_resets += 1
         return reset_running_requests or not self.requests
+
+    def sleep(self, level: int) -> None:
+        self.slept.append(level)
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.woken += tags
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
@@ -311,7 +320,7 @@ class BytesClient(CoreClient):
     def _call(self, method: str, *arguments: Any) -> Any:
         self._tell(Call(7, method, [msgspec.to_builtins(each) for each in arguments]))
         for thread in threading.enumerate():
-            if thread.name == "jaxllm-warm-up":
+            if thread.name in ("jaxllm-warm-up", "jaxllm-wake_up"):
                 thread.join()
         reply = decode_from_core(self._outbox.frames.pop())
         assert isinstance(reply, Reply)

@@ -109,6 +109,8 @@ SETTINGS: dict[str, Any] = {
     "async_scheduling": True,
     "stream_interval": 1,
     "tensor_parallel_size": 3,
+    "data_parallel_size": 1,
+    "nnodes": 1,
     "device_type": "cpu",
     "backend": "xla",
     "disable_log_stats": False,

@@ -92,3 +92,24 @@ def test_random_company_preemption_and_ends():
             with_adapter(str(i), rng.choice((None, 1, 2, 3, 4)), max_tokens=rng.randint(1, 20)) for i in range(30)
         ]
         run(requests, num_blocks=rng.choice((17, 33)), max_num_seqs=rng.choice((2, 5)), max_num_batched_tokens=16)
+
+
+def test_forgotten_adapters_are_loaded_again():
+    """The idle ones: the slot of an adapter that runs stays."""
+    simulation = Simulation(make_config(num_adapter_slots=NUM_SLOTS))
+
+    def start(name: str, adapter: int) -> dict[int, int]:
+        simulation.add(with_adapter(name, adapter, max_tokens=9 if name == "runs" else 1))
+        plan = simulation.plan()
+        assert plan is not None
+        simulation.commit()
+        return dict(plan.adapter_loads)
+
+    [first] = start("runs", 1)
+    [second] = start("a", 2)
+    assert {first, second} == {1, 2}
+    assert start("b", 2) == {}
+    simulation.scheduler.adapters.forget_idle()
+    simulation.scheduler.check()
+    assert start("c", 2) == {second: 2}
+    assert start("d", 1) == {}

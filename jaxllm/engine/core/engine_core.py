@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from jaxllm.core_messages import (
 from jaxllm.engine.core.hosts.host_group import Hosts, OneHost
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.core.row_masks import rows_masks
+from jaxllm.engine.transport.core_client import SLEEPING_PARTS
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.sampling_params import SamplingParams
@@ -88,6 +90,8 @@ class EngineCore(HoldsAdapters):
         self._num_untimed = 0
         """The number of steps in flight whose time says nothing, because the host waited for a program meanwhile."""
         self._last_result = 0.0
+        self._asleep: frozenset[str] = frozenset()
+        """The parts, of SLEEPING_PARTS, that are not on the device."""
         self._live: set[str] = set()
         """The sequences whose end has not been reported."""
         self._preparing: dict[str, EngineCoreRequest] = {}
@@ -268,6 +272,48 @@ class EngineCore(HoldsAdapters):
         except BaseException as error:
             self._begin_anew(error)
             raise
+
+    def sleep(self, level: int) -> None:
+        """Free weights and caches, and forget all that is cached, until `wake_up`.
+
+        At level 1 the host keeps the weights, unless the device is the host; at level 2 they are read again. Raises
+        VLLMValidationError while a request is unfinished.
+        """
+        runner = self._runner
+        if runner is None:
+            raise RuntimeError("This engine was shut down: make a new one.")
+        if self._preparing or self._scheduler.has_unfinished_requests():
+            raise VLLMValidationError("requests are unfinished: run them to their end, or abort them, before sleep().")
+        while self.has_unfinished_requests():  # what is left of requests that have ended
+            self.step()
+        self._forget_caches()
+        runner.release_device(keeps_weights=level == 1)
+        self._asleep = frozenset(SLEEPING_PARTS)
+        gc.collect()  # a CPU's weights are memory of numpy arrays, which cycles of references keep
+        give_back()
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Put the parts of SLEEPING_PARTS that `tags` names on the device again, unless they are there.
+
+        What fails, as for lack of memory, is raised, and those parts stay asleep.
+        """
+        runner = self._runner
+        if runner is None:
+            raise RuntimeError("This engine was shut down: make a new one.")
+        wake = {"weights": runner.bring_weights, "kv_cache": runner.make_caches}
+        for part in SLEEPING_PARTS:
+            if part in self._asleep and part in tags:
+                wake[part]()
+                self._asleep -= {part}
+
+    def _forget_caches(self) -> None:
+        """Forget prefixes, here and on the host, encoded media and the adapters in slots; no request needs any."""
+        if not (self.reset_prefix_cache(reset_connector=True) and self.reset_encoder_cache()):
+            raise RuntimeError("no request is left, but blocks are held: this is a bug in jaxllm")
+        if self._mover is not None:
+            self._mover.begin(self._scheduler.tiers.take_moves())
+            self._mover.finish(self._scheduler.tiers)
+        self._scheduler.adapters.forget_idle()
 
     def start_profile(self, prefix: str | None, delay_iterations: int | None, max_iterations: int | None) -> None:
         """Record what host and devices do until `stop_profile`; None takes profiler_config's value."""

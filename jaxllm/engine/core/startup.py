@@ -336,8 +336,9 @@ def make_core(
 
 def make_launchers(prepared: Prepared) -> tuple[Launcher, Launcher | None]:
     """Load the weights and return the launchers of a model and of its draft model, if there is one."""
-    load = partial(_load, prepared.config, prepared.specs) if prepared.weights is None else prepared.weights.result
-    model = Launcher(prepared.compiler, prepared.programs, load)
+    load = partial(_load, prepared.config, prepared.specs)
+    early = None if prepared.weights is None else prepared.weights.result
+    model = Launcher(prepared.compiler, prepared.programs, load, early=early)
     draft = prepared.draft
     if draft is None:
         return model, None

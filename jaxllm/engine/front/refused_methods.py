@@ -13,9 +13,7 @@ _BOTH = {
     "apply_model": "is not supported yet; a model is a pure function here, not a torch module",
     "collective_rpc": "is not supported yet; there are no workers, the engine runs in this process",
     "get_weight_version": _NEW_WEIGHTS,
-    "release_kv_cache_memory": "is not supported yet; shutdown() releases the KV cache with all the rest",
-    "sleep": "is not supported yet; call shutdown() and make a new LLM when it is needed again",
-    "wake_up": "is not supported yet; an engine is always awake until shutdown()",
+    "release_kv_cache_memory": "is not supported yet; sleep() frees it with the weights; see wake_up(['weights'])",
 }
 
 LLM_REFUSES: Mapping[str, str] = _BOTH | {

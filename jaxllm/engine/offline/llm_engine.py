@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.environment import uses_core_process
 from jaxllm.core_messages import Alignment
+from jaxllm.engine.front.asleep import Asleep, PauseMode, check_level, check_mode, check_tags
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front.metrics import Metric
@@ -48,6 +49,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self._home = engines_home()
         self._lock = FairLock()
         self._core = core
+        self._asleep = Asleep()
         weakref.finalize(self, _drop, self._home, core)
 
     @classmethod
@@ -99,6 +101,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         The call waits up to grammar_seconds for a grammar to compile. One that fails later ends the request with
         finish_reason "error"; with 0 every grammar that fails does that.
         """
+        self._asleep.check_awake()
         check_str("request_id", request_id, INT32_MAX)
         request = self.front.inputs.process(
             request_id,
@@ -128,6 +131,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         label: str = "prompts",
     ) -> None:
         """Queue many requests, all or none; errors name the index. `output_kind` replaces that of the params."""
+        self._asleep.check_awake()
         processed = self.front.inputs.process_batch(
             request_ids,
             prompts,
@@ -156,12 +160,14 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         lora_requests: Sequence[Any] | None = None,
     ) -> list[ProcessedRequest]:
         """Check and complete many requests without queueing any, for final outputs; errors name the index."""
+        self._asleep.check_awake()
         process, final = self.front.inputs.process_batch, RequestOutputKind.FINAL_ONLY
         return process(request_ids, prompts, params, lora_requests=lora_requests, output_kind=final)
 
     @locked
     def enqueue(self, request: ProcessedRequest) -> None:
-        """Queue a request that is complete already."""
+        """Queue a request that is complete already. Raises EngineBusyError while the engine sleeps."""
+        self._asleep.check_awake()
         self.front.outputs.add_request(request)
         try:
             self._core.add_request(request.core)
@@ -265,6 +271,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         The prompt may be an `EncodedPrompt`. The first call for a length compiles a program. Raises
         VLLMValidationError for a model without an encoder of sound, and for tokens that it cannot have written.
         """
+        self._asleep.check_awake()
         encoded = prompt if isinstance(prompt, EncodedPrompt) else self.front.inputs.encode(prompt)
         return Alignment(*self._core.align(*align_arguments(encoded, token_ids)))
 
@@ -277,9 +284,46 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """Forget all encoded images and videos, unless a request that runs needs some."""
         self._core.reset_encoder_cache()
 
+    @lasting_interrupts()
+    @locked
+    def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Free the device's weights and caches until `wake_up`; prefixes and processed images are forgotten.
+
+        At level 1 the host keeps the weights, except on a CPU, where its memory is the device's; at level 2, and there,
+        they are read from the checkpoint again. Compiled programs stay. An engine that sleeps already goes on sleeping.
+        Raises VLLMValidationError while a request is unfinished, whatever the mode, and for replicas or several hosts.
+        """
+        parallel = self.vllm_config.parallel_config
+        check_level(level, parallel.nnodes)
+        check_mode(mode)
+        if parallel.data_parallel_size > 1:
+            message = "replicas cannot sleep: shutdown() frees their devices; with data_parallel_size=1 an engine does."
+            raise VLLMValidationError(message, parameter="data_parallel_size", value=parallel.data_parallel_size)
+        if self._asleep.level:
+            return
+        if count := self.get_num_unfinished_requests():
+            message = f"{count} requests are unfinished: run them to their end, or abort them, before sleep()."
+            raise VLLMValidationError(message, parameter="mode", value=mode)
+        self._core.sleep(level)
+        self._asleep.begin(level)
+        self.front.inputs.forget_media()
+        self.front.metrics.forget_hits()
+
+    @lasting_interrupts()
+    @locked
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back the parts that `sleep` has freed: "weights", "kv_cache", or both for None. Nothing is compiled.
+
+        Raises what keeps a part from coming back, such as a checkpoint that is gone; the part goes on sleeping then.
+        """
+        for part in check_tags(tags):
+            if part in self._asleep.parts:
+                self._core.wake_up([part])
+                self._asleep.end([part])
+
     def is_sleeping(self) -> bool:
-        """Return False: an engine is awake until `shutdown`."""
-        return False
+        """Return whether weights or caches are off the device, until `wake_up` has brought both back."""
+        return self._asleep.level > 0
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """Return the tasks that the model supports."""
@@ -292,7 +336,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     @locked
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.on_programs(self._core.programs())
+        self.front.metrics.on_programs(self._core.programs(), sleep_level=self._asleep.level)
         return self.front.metrics.snapshot()
 
     @locked

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxllm.core_messages import Alignment
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, for_replica
+from jaxllm.engine.front.asleep import ASLEEP, PauseMode, check_level, check_mode
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.prompt_encoder import align_arguments
@@ -18,8 +19,8 @@ from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, Refu
 from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore, drop_core, end_from_thread
-from jaxllm.engine.online.engine_client import PauseMode, TextClient
-from jaxllm.engine.online.gate import ASLEEP, Changes, Gate, check_level, check_mode
+from jaxllm.engine.online.engine_client import TextClient
+from jaxllm.engine.online.gate import Changes, Gate
 from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request

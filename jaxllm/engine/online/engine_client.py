@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from jaxllm.engine.front.asleep import PauseMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -14,9 +16,6 @@ if TYPE_CHECKING:
     from jaxllm.pooling_params import PoolingParams
     from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
     from jaxllm.sampling_params import SamplingParams
-
-type PauseMode = Literal["abort", "wait", "keep"]
-"""What becomes of running requests at a pause: they end at once, end by themselves, or go on afterwards."""
 
 
 class EngineClient(ABC):

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
-from jaxllm.params.checks import shown
-
-ASLEEP = "The engine sleeps: call wake_up() first."
+from jaxllm.engine.front.asleep import ASLEEP
+from jaxllm.exceptions import EngineBusyError, EngineDeadError
 
 
 def wake(waiter: asyncio.Future[None]) -> None:
@@ -128,20 +126,3 @@ class Changes:
         loop = asyncio.get_running_loop()
         while (change := self._change) is not None and change.get_loop() is loop and not change.done():
             await asyncio.wait([change])
-
-
-def check_level(level: int, num_hosts: int) -> None:
-    """Raise VLLMValidationError for an unknown level of sleep, or a model over several hosts."""
-    if num_hosts > 1:
-        message = f"an engine over {num_hosts} hosts cannot sleep: the others could not be woken. Shut it down."
-        raise VLLMValidationError(message, parameter="nnodes", value=num_hosts)
-    if level not in (1, 2):
-        message = f"level must be 1 or 2, got {shown(level)}: both release weights and KV cache."
-        raise VLLMValidationError(message, parameter="level", value=level)
-
-
-def check_mode(mode: str) -> None:
-    """Raise VLLMValidationError for an unknown mode of pausing."""
-    if mode not in ("abort", "wait"):
-        message = f"mode must be 'abort' or 'wait', got {shown(mode)}: requests cannot be kept."
-        raise VLLMValidationError(message, parameter="mode", value=mode)

@@ -28,6 +28,9 @@ class Programs(NamedTuple):
     """True once all are compiled; before, a step may have to wait for one."""
 
 
+SLEEPING_PARTS = ("weights", "kv_cache")
+"""The parts that a core frees when it sleeps, in the order in which they come back; vLLM's tags."""
+
 _DECLARED: Any = None
 """The body of a declared call, which never runs; type checkers take `...` for a method that clients lack."""
 
@@ -143,6 +146,19 @@ class Core(Protocol):
     @_call(any)
     def pin_lora(self, adapter_id: int) -> bool:
         """Keep an adapter until it is removed; return False for an unknown id."""
+        return _DECLARED
+
+    @_call()
+    def sleep(self, level: int) -> None:
+        """Free weights and caches until `wake_up`; at level 1 the host keeps the weights, unless it is the device.
+
+        Raises VLLMValidationError while a request is unfinished.
+        """
+        return _DECLARED
+
+    @_call(takes_long=True)
+    def wake_up(self, tags: list[str]) -> None:
+        """Put the parts of SLEEPING_PARTS that `tags` names on the device again, unless they are there."""
         return _DECLARED
 
     @_call(takes_long=True)

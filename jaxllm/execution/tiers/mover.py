@@ -97,6 +97,12 @@ class Mover:
         self._round.has_ended.wait(seconds)
         self._round.has_ended.clear()
 
+    def finish(self, tiers: Tiers) -> None:
+        """Wait until all moves under way have ended, and tell the tiers."""
+        for executor in self._executors:
+            executor.submit(lambda: None).result()
+        self.end(tiers)
+
     def reset(self) -> None:
         """Forget all moves under way: the devices' pools are new, and so are the scheduler's slots."""
         self._round.fetching.clear()

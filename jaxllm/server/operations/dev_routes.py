@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Body, Request
 
-from jaxllm.engine.online.engine_client import PauseMode
+from jaxllm.engine.front.asleep import PauseMode
 
 router = APIRouter()
 

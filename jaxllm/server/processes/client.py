@@ -12,9 +12,9 @@ import zmq
 
 from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS
+from jaxllm.engine.front.asleep import PauseMode
 from jaxllm.engine.front.start import meet
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.engine.online.engine_client import PauseMode
 from jaxllm.engine.transport.sockets import Addresses, Meeting
 from jaxllm.engine.transport.wire import FrameError, FromCore, Told
 from jaxllm.exceptions import VLLMValidationError
