@@ -68,6 +68,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "quantization": ("aqlm", "INT4", "INT8", 8, True, ["int8"]),
     "max_logprobs": (-2, 2**31, 1.0, None),
     "enforce_eager": (1, None),
+    "enable_sleep_mode": (1, None),
     "load_format": ("npcache", "tensorizer", None),
     "download_dir": ("", 3),
     "use_tqdm_on_load": (1, None),
