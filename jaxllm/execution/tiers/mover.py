@@ -99,8 +99,8 @@ class Mover:
 
     def finish(self, tiers: Tiers) -> None:
         """Wait until all moves under way have ended, and tell the tiers."""
-        for executor in self._executors:
-            executor.submit(lambda: None).result()
+        for executor in (self._saving, self._fetching):
+            executor.submit(int).result()
         self.end(tiers)
 
     def reset(self) -> None:
