@@ -86,14 +86,15 @@ def compare(trace: Trace, rounds: int) -> dict[str, Any]:
         outputs.append(said)
         if said != outputs[0]:
             raise RuntimeError(f"{name}: outputs differ from those of the first run")
-        if number:  # what is compiled late is compiled in the first round
-            print(f"round {number}, {name}: {figures}", flush=True)
-            measured.setdefault(name, []).append(figures)
+        print(f"round {number}, {name}: {figures}", flush=True)
+        measured.setdefault(name, []).append(figures)
 
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         Path(folder, "config.json").write_text(json.dumps(SHAPE))
         engines = {name: start(trace, folder, **tiers) for name, tiers in TIERS.items()}
-        for number in range(rounds + 1):
+        for llm in engines.values():  # what is compiled late is compiled here
+            run(llm, trace._replace(num_agents=min(AT_ONCE, trace.num_agents)))
+        for number in range(1, rounds + 1):
             for name, llm in engines.items():
                 llm.reset_prefix_cache(reset_connector=True)
                 measure(name, llm, number)
