@@ -1,8 +1,8 @@
 """Measure what the tiers of the KV cache gain and cost, with random weights.
 
-    agents  eight agents in turns, two at a time, whose contexts grow from 4,000 to 20,000 tokens: in the end three and
-            a half times what the device's pool holds, so that a context is evicted before its agent's next turn
-    fits    one agent with the same growth: nothing is evicted
+    agents  eight agents in turns, two at a time, with contexts of 4,000 to 17,000 tokens that grow by 500 tokens in
+            each of four turns: twice what the device's pool holds: most are evicted before their agent's next turn
+    fits    one agent with 17,000 tokens: nothing is evicted
 
 The same trace runs in turns, each time with empty caches, on
 
@@ -44,13 +44,16 @@ BLOCK_SIZE, AT_ONCE, ANSWER, FIRST_PLAIN_ID = 16, 2, 32, 256
 
 
 class Trace(NamedTuple):
-    """Agents whose contexts grow by as many tokens in each turn, answers included."""
+    """Agents whose contexts grow by as many tokens in each turn after the first, answers included."""
 
-    num_agents: int
+    lengths: tuple[int, ...]
+    """The tokens of each agent's first prompt."""
     num_turns: int
     growth: int
     pool_tokens: int
     """What the device's pool holds."""
+    repeats: int = 1
+    """How often a round has it."""
 
 
 TIERS: dict[str, dict[str, Any]] = {
@@ -58,14 +61,17 @@ TIERS: dict[str, dict[str, Any]] = {
     "host": {"kv_offloading_size": 2.0},
     "folder": {"kv_offloading_size": 0.25, "kv_cache_folder_size": 4.0},
 }
-TRACES = {"agents": Trace(8, 5, 4096, 46_080), "fits": Trace(1, 5, 4096, 46_080)}
-QUICK = {"agents": Trace(4, 2, 128, 640), "fits": Trace(1, 3, 128, 640)}
+TRACES = {
+    "agents": Trace(tuple(range(4096, 4096 + 8 * 1920, 1920)), 5, 512, 46_080),
+    "fits": Trace((17_408,), 5, 512, 46_080, repeats=4),
+}
+QUICK = {"agents": Trace((256, 320, 384, 448), 2, 64, 768), "fits": Trace((256,), 3, 64, 768)}
 
 
 def main() -> None:
     """Measure, print and write."""
     parser = make_parser(__doc__, "offloading_cpu.json")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="short contexts, saved only with --json")
     args = parser.parse_args()
     report = describe_sources() | {"versions": versions("jax"), "rounds": args.rounds}
@@ -93,15 +99,15 @@ def compare(trace: Trace, rounds: int) -> dict[str, Any]:
         Path(folder, "config.json").write_text(json.dumps(SHAPE))
         engines = {name: start(trace, folder, **tiers) for name, tiers in TIERS.items()}
         for llm in engines.values():  # what is compiled late is compiled here
-            run(llm, trace._replace(num_agents=min(AT_ONCE, trace.num_agents)))
-        for number in range(1, rounds + 1):
+            list(play(llm, trace._replace(lengths=trace.lengths[-AT_ONCE:], num_turns=2)))
+        for number in range(1, rounds * trace.repeats + 1):
             for name, llm in engines.items():
                 llm.reset_prefix_cache(reset_connector=True)
                 measure(name, llm, number)
         for llm in engines.values():
             llm.shutdown()
         restarted = start(trace, folder, **TIERS["folder"])
-        measure("restart", restarted, rounds)
+        measure("restart", restarted, 1)
         restarted.shutdown()
     medians = {
         name: {key: round(statistics.median(each[key] for each in figures), 4) for key in figures[0]}
@@ -129,7 +135,7 @@ def start(trace: Trace, folder: str, **tiers: Any) -> LLM:
         batch_invariant=True,
         block_size=BLOCK_SIZE,
         max_num_seqs=AT_ONCE,
-        max_model_len=(trace.num_turns + 1) * trace.growth,
+        max_model_len=max(trace.lengths) + trace.num_turns * trace.growth,
         num_gpu_blocks_override=1 + trace.pool_tokens // BLOCK_SIZE,
         disable_log_stats=False,
         **tiers,
@@ -163,11 +169,11 @@ def play(llm: LLM, trace: Trace) -> Iterator[tuple[int, list[RequestOutput]]]:
     """Play all turns of all agents, whose order differs in each turn; yield the outputs of each call."""
     rng = random.Random(0)
     params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, logprobs=0)
-    contexts: list[list[int]] = [[] for _ in range(trace.num_agents)]
+    contexts: list[list[int]] = [[] for _ in trace.lengths]
     for turn in range(trace.num_turns):
-        for agents in batched(rng.sample(range(trace.num_agents), trace.num_agents), AT_ONCE):
+        for agents in batched(rng.sample(range(len(contexts)), len(contexts)), AT_ONCE):
             for agent in agents:
-                new = trace.growth - (ANSWER if turn else 0)
+                new = trace.growth - ANSWER if turn else trace.lengths[agent]
                 contexts[agent] += (rng.randrange(FIRST_PLAIN_ID, SHAPE["vocab_size"]) for _ in range(new))
             outputs = llm.generate(
                 [TokensPrompt(prompt_token_ids=contexts[agent]) for agent in agents], params, use_tqdm=False

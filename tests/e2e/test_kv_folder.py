@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,28 @@ def test_a_later_engine_finds_what_an_earlier_one_computed(case: str, tmp_path: 
     # Another engine's content is not found.
     _, num_cached, _ = run(case, tmp_path, jobs[:1], max_model_len=176)
     assert num_cached == [0]
+
+
+UNENDED = """
+import sys
+from pathlib import Path
+from tests.e2e.test_kv_folder import ARGUMENTS
+from tests.e2e.test_kv_offloading import make_jobs
+from tests.e2e.tiny_engine import folder, run_together
+from jaxllm import LLM
+llm = LLM(
+    str(folder("llama3_tied")), dtype="float32", skip_tokenizer_init=True, block_size=16, enforce_eager=True,
+    kv_cache_folder=sys.argv[1], **ARGUMENTS,
+)
+run_together(llm, make_jobs()[:1])
+"""
+
+
+def test_a_program_that_ends_without_a_shutdown_leaves_its_blocks(tmp_path: Path, repository: Path) -> None:
+    command = [sys.executable, "-c", UNENDED, str(tmp_path)]
+    ended = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=False)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (0, False), ended.stderr[-2000:]
+    assert len(files_in(tmp_path)) >= 8  # the whole blocks of a prompt of 140 tokens
 
 
 def test_changed_files_change_no_token(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import batched
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import Array
@@ -71,12 +71,12 @@ class Mover:
                 content = self._launcher.read_blocks(holder, _ids([save.block_id for save in some]))
                 for array in content:
                     array.copy_to_host_async()
-                self._saving.submit(self._save, self._round, some, content, epoch)
+                _submit(self._saving, self._save, self._round, some, content, epoch)
         for number in moves.given_up:
             self._round.fetching.discard(number)
         for number, loads in moves.fetches.items():
             self._round.fetching.add(number)
-            self._fetching.submit(self._fetch, self._round, number, loads)
+            _submit(self._fetching, self._fetch, self._round, number, loads)
 
     def end(self, tiers: Tiers) -> None:
         """Tell the tiers of the moves that have ended; fill the blocks of fetches that are ready."""
@@ -110,7 +110,7 @@ class Mover:
         if self.files is not None:
             # What has begun may still write to a slot.
             for executor in (self._saving, self._fetching):
-                executor.submit(int).result()
+                _submit(executor, int).result()
 
     def close(self, tiers: Tiers) -> None:
         """End the threads. What the devices hold is written to files first, if that takes no more than seconds."""
@@ -129,7 +129,7 @@ class Mover:
         self.begin(tiers.take_moves())
         self._patience, deadline = _FLUSH_SECONDS, time.monotonic() + _FLUSH_SECONDS
         for executor in (self._saving, self._writing):
-            wait([executor.submit(int)], max(0.0, deadline - time.monotonic()))
+            wait([_submit(executor, int)], max(0.0, deadline - time.monotonic()))
         self._patience = 0.0
 
     @running()
@@ -153,7 +153,7 @@ class Mover:
         for save in saves:
             if not files.has(save.holder, save.content[0]) and self._room.acquire(timeout=self._patience):
                 row = self._hosts[save.holder].row(save.slot).copy()
-                self._writing.submit(self._write, files, save, row, epoch)
+                _submit(self._writing, self._write, files, save, row, epoch)
 
     def _write(self, files: BlockFolder, save: Save, row: np.ndarray, epoch: int) -> None:
         try:
@@ -200,6 +200,16 @@ class _Round:
         self.fetches: deque[tuple[int, list[_Filling] | None]] = deque()
         """None stands for the content of a fetch that has failed."""
         self.has_ended = threading.Event()
+
+
+def _submit(executor: ThreadPoolExecutor, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Run a function in an executor's thread, or in this one once the interpreter ends and executors take no more."""
+    try:
+        return executor.submit(function, *args)
+    except RuntimeError:
+        done: Future[Any] = Future()
+        done.set_result(function(*args))
+        return done
 
 
 def _ids(block_ids: Sequence[int]) -> np.ndarray:
