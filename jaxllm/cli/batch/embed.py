@@ -180,7 +180,7 @@ class _EmbedRun(Run):
         )
         encode_options(self._options, engine.front.ready.max_model_len, outputs=0)
         self._prefix = _prefix(wish, settings)
-        self._adapter = settings.adapter(wish.prompt_name) if wish.task == "embed" else None
+        self._adapter = settings.adapter(wish.prompt_name, None, "prompt_name") if wish.task == "embed" else None
         self._name = _TASKS[wish.task]
         self._labels = settings.id2label if wish.task == "classify" else {}
         self._as_lines = as_lines
