@@ -54,21 +54,21 @@ def check(kills: int, changes: int, rng: random.Random) -> dict[str, Any]:
     """Return the record. Raises RuntimeError if an answer differs, or an engine ends by itself."""
     with start(None) as llm:
         expected, _ = answer(llm)
-    num_found, num_changed, num_files = [], 0, []
+    num_cached, num_changed, num_files = [], 0, []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(kills):
-            answers, found = kill_one(folder, seed=number, seconds=rng.uniform(0, MAX_PAUSE_S))
+            answers, cached = kill_one(folder, seed=number, seconds=rng.uniform(0, MAX_PAUSE_S))
             if answers != expected:
                 raise RuntimeError(f"the engine of round {number} has other answers than one without a folder")
             files = [path for path in files_in(Path(folder)) if path.stat().st_size]
             for path in rng.sample(files, min(changes, len(files))):
                 mutate(path, rng)
                 num_changed += 1
-            num_found.append(found)
+            num_cached.append(cached)
             num_files.append(len(files))
-            print(f"round {number}: {found} tokens from files, {len(files)} files left", flush=True)
+            print(f"round {number}: {cached} tokens from files, {len(files)} files left", flush=True)
     tokens = NUM_PROMPTS * LENGTH
-    return {"kills": kills, "changed_files": num_changed, "prompt_tokens": tokens, "tokens_from_files": num_found} | {
+    return {"kills": kills, "changed_files": num_changed, "prompt_tokens": tokens, "tokens_from_files": num_cached} | {
         "files_left": num_files,
         "other_answers": 0,
     }
@@ -88,8 +88,8 @@ def kill_one(folder: str, *, seed: int, seconds: float) -> tuple[Any, int]:
                 raise RuntimeError(f"the engine ended by itself, with {engine.returncode}")
         finally:
             engine.send_signal(signal.SIGKILL)
-    answers, found = json.loads(answered)
-    return answers, found
+    answers, cached = json.loads(answered)
+    return answers, cached
 
 
 def run_until_killed(folder: str, seed: int) -> None:
