@@ -208,9 +208,15 @@ class MockCore(HoldsAdapters):
         """Return what a core without encoders returns."""
         return True
 
-    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+    def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:  # noqa: ARG002
         """Return what a core with an empty cache returns."""
         return reset_running_requests or not self._streams
+
+    def sleep(self, level: int) -> None:
+        """Do nothing: there are no weights and no caches."""
+
+    def wake_up(self, tags: list[str]) -> None:
+        """Do nothing, as in `sleep`."""
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

@@ -34,13 +34,13 @@ def test_a_refused_method_says_what_to_do(owner: type, methods: list[str], refus
 
 
 def test_a_class_of_ones_own_may_have_them() -> None:
-    class Sleeper(LLM):
-        def sleep(self, seconds: str) -> int:
-            return len(seconds)
+    class Applier(LLM):
+        def apply_model(self, name: str) -> int:
+            return len(name)
 
-    assert Sleeper.sleep(Sleeper.__new__(Sleeper), "abc") == 3
+    assert Applier.apply_model(Applier.__new__(Applier), "abc") == 3
     with pytest.raises(VLLMValidationError, match=r"LLM\.reward\(\)"):
-        Sleeper.reward()  # type: ignore[attr-defined]
+        Applier.reward()  # type: ignore[attr-defined]
 
 
 def test_what_there_is_nothing_to_do_for() -> None:
