@@ -119,10 +119,10 @@ def test_shutdown_ends_the_loop_whatever_runs() -> None:
 
 def test_calls_are_answered() -> None:
     core, inbox, outbox, loop = make()
-    inbox.put(Call(1, "reset_prefix_cache", [False]))
+    inbox.put(Call(1, "reset_prefix_cache", [False, False]))
     inbox.put(Add(request("0", 9)))
-    inbox.put(Call(2, "reset_prefix_cache", [False]))
-    inbox.put(Call(3, "reset_prefix_cache", [True]))
+    inbox.put(Call(2, "reset_prefix_cache", [False, False]))
+    inbox.put(Call(3, "reset_prefix_cache", [True, False]))
     inbox.put(Shutdown())
     loop.run()
     assert outbox.messages == [Reply(1, True), Reply(2, False), Reply(3, True)]
@@ -255,7 +255,7 @@ def test_compiling_does_not_count_as_work_after_it_either() -> None:
 
 
 @pytest.mark.parametrize(
-    "message", [Add(request("0")), Abort(["0"]), Release(["0"]), Call(1, "reset_prefix_cache", [True])]
+    "message", [Add(request("0")), Abort(["0"]), Release(["0"]), Call(1, "reset_prefix_cache", [True, False])]
 )
 def test_what_a_message_asks_for_is_timed_as_a_step_is(message: ToCore) -> None:
     core, inbox, outbox, _ = make()
@@ -284,7 +284,7 @@ def test_streams_go_on_while_a_call_waits_for_all_programs() -> None:
     loop = CoreLoop(core, inbox, outbox)
     inbox.put(Call(1, "warm_up", []))
     inbox.put(Add(request("0")))
-    inbox.put(Call(2, "reset_prefix_cache", [True]))
+    inbox.put(Call(2, "reset_prefix_cache", [True, False]))
     loop.run()
     reply, *rest = outbox.messages
     assert reply == Reply(2, True)
