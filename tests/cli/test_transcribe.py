@@ -105,6 +105,14 @@ def test_files_of_any_length(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "100%" in capsys.readouterr().err
 
 
+def test_rounding_does_not_pass_the_end_of_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    with transcribe._progress() as advance:
+        advance(0.0, 0.3)
+        advance(0.1, 0.0)
+        advance(0.2, 0.0)  # the sum is above 0.3
+    assert "100%" in capsys.readouterr().err
+
+
 def test_a_broken_file_ends_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.mp3"
     broken.write_bytes(b"no sound")

@@ -255,7 +255,7 @@ def _progress() -> Iterator[Callable[[float, float], None]]:
     def advance(done: float, known: float) -> None:
         bar.total += known
         with losing_messages():
-            bar.update(done)
+            bar.update(min(done, bar.total - bar.n))  # the sum of rounded parts may exceed the total
 
     try:
         yield advance
