@@ -22,28 +22,25 @@ from operator import attrgetter
 
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, NextTokens, RequestError, SchedulerStats
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.scheduling.adapter_slots import AdapterSlots
+from jaxllm.scheduling.admission import Admission
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
-from jaxllm.scheduling.cache.tiers import Tiers
-from jaxllm.scheduling.clips import ClipCache
+from jaxllm.scheduling.cache.tiers import Files, Tiers
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.decodes import Continuing
 from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.forks import Forks
-from jaxllm.scheduling.media import MediaCache
-from jaxllm.scheduling.plan import Owner, StepKind, StepPlan, StepResult
+from jaxllm.scheduling.holdings import Holdings
+from jaxllm.scheduling.plan import StepKind, StepPlan, StepResult
 from jaxllm.scheduling.prompts.line import PromptLine
 from jaxllm.scheduling.prompts.shares import PromptShares
 from jaxllm.scheduling.prompts.step_times import StepTimes
-from jaxllm.scheduling.request import Request, check_limits, needs_token_counts
+from jaxllm.scheduling.request import Request, check_limits
 from jaxllm.scheduling.request_queue import RequestQueue, order_of
 from jaxllm.scheduling.results import make_output, take_pooled, take_samples
-from jaxllm.scheduling.seats import Seats
 from jaxllm.scheduling.speculation import CutDrafts, Speculation, keep_drafts
 from jaxllm.scheduling.step_builder import NOTHING_IN_FLIGHT, StepBuilder, tally
 from jaxllm.scheduling.step_kinds import StepKinds
-from jaxllm.scheduling.token_count_rows import TokenCountRows
 
 
 @dataclass(slots=True)
@@ -62,8 +59,11 @@ class _Counters:
 class Scheduler:
     """Plan steps, commit their results, and end requests."""
 
-    def __init__(self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic) -> None:
-        self.config, self._clock = config, clock
+    def __init__(
+        self, config: SchedulerConfig, clock: Callable[[], float] = time.monotonic, files: Files | None = None
+    ) -> None:
+        """Use `clock`, in seconds. `files` are the blocks that are kept in files too, if any are."""
+        self.config, self._clock, self._files = config, clock, files
         self._counters = _Counters()
         self._times = StepTimes()
         self._begin()
@@ -74,7 +74,7 @@ class Scheduler:
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
-        self.tiers = Tiers(self.cache, self.config.num_host_blocks)
+        self.tiers = Tiers(self.cache, self.config.num_host_blocks, self._files)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         shares = PromptShares(self.config, self._times)
@@ -82,17 +82,18 @@ class Scheduler:
         self._forks = Forks(self.cache, self._waiting)
         self._running: list[Request] = []
         """The requests with a block table, in the policy's order: the last one is preempted first."""
-        self._seats = Seats(self.config.max_num_seqs, self._clock)
-        self._count_rows = TokenCountRows(self.config.max_num_seqs)
-        self.media = MediaCache(self.config.num_media_rows, sees_both_sides=self.config.sees_both_sides)
-        self.clips = ClipCache(self.config.num_clip_blocks, self.config.clip_blocks)
+        self._holdings = held = Holdings(self.config, self._clock)
+        self._seats, self.adapters, self.media, self.clips = held.seats, held.adapters, held.media, held.clips
         self._are_rows_given_up = False
         """True if the plan being made had to take rows of media from a request that lacks blocks."""
-        self.adapters = AdapterSlots(self.config.num_adapter_slots, self.config.max_num_seqs)
         self._continuing = Continuing(self.cache, self._waiting)
         self._end_ids: set[int] = set()
         """The tokens that end some unfinished request, at least."""
-        self._prompts = PromptLine(shares, self.cache, self._waiting, self._forks, self.adapters, self._seats)
+        self._prompts = PromptLine(shares, self.cache, self._waiting)
+        cuts_prompts = self.config.enable_chunked_prefill
+        self._admission = Admission(
+            self._waiting, self._prompts, self.cache, self._forks, self.tiers, held, cuts_prompts=cuts_prompts
+        )
         self._in_flight: dict[int, tuple[StepPlan, list[Request]]] = {}
         """The plans not committed yet with the requests of their rows, by step id, oldest first."""
 
@@ -147,9 +148,8 @@ class Scheduler:
 
         What a failed step wrote is unknown, and it may have stopped with the queues and the pool half changed.
         """
-        requests, files = list(self._requests.values()), self.tiers.files
+        requests = list(self._requests.values())
         self._begin()
-        self.tiers.files = files
         if self._speculation is not None:
             self._speculation.begin(self.cache)
         for request in requests:
@@ -192,7 +192,7 @@ class Scheduler:
         self._are_rows_given_up = False
         for kind in self._kinds.in_turn():
             step = StepBuilder(self.config, kind, self.adapters, self.media, self.clips, self._most_prompt_tokens(kind))
-            shares = self._share_out(step, late)
+            shares = self._admission.share_out(step, self._running, late)
             self._continue(step, late)
             if not self._leaves_prompts_out(step):
                 self._fill(step, late, shares)
@@ -213,13 +213,6 @@ class Scheduler:
                 self._continuing.follow(plan, requests)
             return plan
         return self.plan(late, cut_drafts) if self._are_rows_given_up else None
-
-    def _share_out(self, step: StepBuilder, late: Collection[str]) -> dict[Request, int]:
-        """Return the most tokens of an empty step that prompts may have."""
-        if not (self._prompts and self._prompts.shares.short_prompts_pass):
-            return {}
-        num_left = step.num_tokens - self._num_decodes(step.kind)
-        return self._prompts.share_out(step.kind, max(1, min(step.num_prompt_tokens, num_left)), late)
 
     def _continue(self, step: StepBuilder, late: Collection[str]) -> None:
         """Give those that the last step samples for their next tokens, if there is room for these and all others.
@@ -254,14 +247,9 @@ class Scheduler:
         """Return the most tokens of prompts in a step, as the running streams allow; None for no such limit."""
         if self.config.step_target is None or not self._prompts:
             return None
-        num_streams = self._num_decodes(StepKind.SAMPLE) + self._waiting.num_later_steps
+        num_streams = self._prompts.num_read(StepKind.SAMPLE, self._running) + self._waiting.num_later_steps
         num_prompts = self._prompts.num_in_line(self.config.max_num_seqs - len(self._running))
         return self._prompts.shares.most_tokens(num_streams, num_prompts, are_beside=kind is StepKind.SAMPLE)
-
-    def _num_decodes(self, kind: StepKind) -> int:
-        """Return the number of running requests of a kind whose prompts are planned."""
-        num_running = sum(request.kind is kind for request in self._running)
-        return num_running - self._prompts.num_reading(kind)
 
     def plan_guesses(self) -> DraftPlan | None:
         """Return the draft model's steps to run before `plan`.
@@ -381,50 +369,16 @@ class Scheduler:
 
     def _give_back(self, request: Request) -> None:
         """Give back what a request that stops running has besides its blocks."""
-        self._seats.give_back(request)
         self._prompts.reading.pop(request, None)
-        self._count_rows.release(request)
-        self.adapters.give_back(request)
-        self.media.release(request.request_id)
-        self.clips.release(request.request_id)
+        self._holdings.give_back(request)
 
     def _plan_waiting(self, step: StepBuilder, late: Collection[str], shares: Mapping[Request, int]) -> None:
         """Admit waiting requests while the step, its sequences and the blocks have room."""
         while not step.is_spent and len(self._running) < self.config.max_num_seqs:
-            request = self._prompts.next_waiting(step.kind)
-            if request is None or not self._seats.fit(request):
+            admitted = self._admission.next(step, late, shares)
+            if admitted is None:
                 break
-            if request.request_id in late or self._forks.must_wait(request):
-                self._waiting.set_aside(request)
-                continue
-            is_other = request.kind is not step.kind or (
-                request.runs_whole and request.num_tokens > step.room(is_whole=True)
-            )
-            if is_other or self.adapters.holds_up(request):
-                # Later requests may fit this step; this one is at the head of another step.
-                if not step.may_pass():
-                    break
-                self._waiting.set_aside(request)
-                continue
-            hit = self._forks.find_prefix(request)
-            if self.tiers.fetch(request, hit):
-                self._waiting.set_aside(request)
-                continue
-            start = hit.num_tokens
-            num_missing = request.num_tokens - start
-            if not self.config.enable_chunked_prefill and num_missing > step.room(is_whole=True):
-                break
-            # All its tokens must fit, not just the first chunk: half-read prompts would crowd each other out.
-            if not self.cache.fits(request.num_tokens, hit):
-                if self._forks.give_up_parked(request, step.donors) or self.tiers.give_up(spared=[request]):
-                    continue
-                break
-            if request.clip is not None and not self.clips.fits(request.clip):
-                break
-            num_new = step.limit(request, start, num_missing, hit.num_shared_tokens, at_most=shares.get(request))
-            if not num_new:
-                break
-            self._admit(request, hit, num_new, step)
+            self._admit(*admitted, step)
         self._waiting.restore()
         for donor in step.donors:
             self._forks.close_unwanted(donor)
@@ -434,7 +388,6 @@ class Scheduler:
         start = hit.num_tokens
         self._waiting.remove(request)
         insort(self._running, request, key=attrgetter("order"))
-        self._seats.take(request)
         if start + num_new < request.num_tokens:
             self._prompts.reading[request] = None
         if request.scheduled_ts is None:
@@ -444,10 +397,7 @@ class Scheduler:
                 self._counters.num_queries += 1
                 self._counters.num_queried_tokens += request.num_prompt_tokens
                 self._counters.num_hit_tokens += start
-        if self._counts_tokens(request):
-            self._count_rows.take(request)
-        self.adapters.take(request)
-        request.owner = self._owner(request)
+        self._holdings.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
         self.tiers.release(request)
         for group, source in enumerate(hit.copied_blocks or ()):
@@ -456,25 +406,6 @@ class Scheduler:
             step.donors[request.donor] = None
         slots = self.cache.plan_state(request, table, start, num_new, self._waiting.num_forks(request) > 0)
         step.add(request, table, start, num_new, slots, is_admitted=True)
-
-    def _owner(self, request: Request) -> Owner:
-        """Return what the chunks of a request that has just been admitted have in common."""
-        return Owner(
-            request_id=request.request_id,
-            num_prompt_tokens=request.num_prompt_tokens,
-            params=request.params,
-            seed=request.source.seed,
-            pooling=request.pooling,
-            pair_start=request.source.pair_start,
-            adapter_slot=self.adapters.slot_of(request),
-            count_row=self._count_rows.by_request.get(request),
-            clip_blocks=None if request.clip is None else self.clips.take(request.request_id, request.clip),
-            token_ids=None if request.clip is None or request.keeps_blocks else request.token_ids,
-        )
-
-    def _counts_tokens(self, request: Request) -> bool:
-        """Return whether a running request has a row of the device's token counts."""
-        return request.pooling is None and (self.config.tracks_all_tokens or needs_token_counts(request.params))
 
     def _put_in_flight(self, plan: StepPlan, requests: list[Request]) -> None:
         """Count a plan's tokens as planned, and register the blocks that it fills.
@@ -573,15 +504,11 @@ class Scheduler:
         assert {*waiting, *running} == set(self._requests.values()), "the queues hold a stranger"
         assert all(request.finish_reason is None for request in self._requests.values()), "an ended request is kept"
         assert running == sorted(running, key=attrgetter("order")), "the running requests are out of order"
-        self._seats.check(running)
+        self._holdings.check(running)
         self._prompts.check(running)
         self._continuing.check(self._counters.num_steps - 1)
         self._waiting.check()
         self._kinds.check(Counter(request.kind for request in self._requests.values()))
-        self._count_rows.check([request for request in running if self._counts_tokens(request)])
-        self.adapters.check(running)
-        self.media.check({request.request_id for request in running})
-        self.clips.check({request.request_id for request in running if request.clip is not None})
         if self._speculation is not None:
             self._speculation.check(self._requests.values())
         assert all(self._forks.wants(request) for request, _ in self.cache.parked.values()), "parked to no purpose"

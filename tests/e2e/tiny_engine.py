@@ -13,6 +13,7 @@ from jaxllm.core_messages import EngineCoreOutput, NextTokens, RequestError, seq
 from jaxllm.engine.front.growing_request import TextReader
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.logprobs import Logprob
+from jaxllm.scheduling.cache.tiers import Files
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.plan import StepPlan, StepResult
 from jaxllm.scheduling.scheduler import Scheduler
@@ -28,8 +29,8 @@ NUM_LOGPROBS = 5
 class RecordingScheduler(Scheduler):
     """A scheduler that records its plans, and which of them are not committed yet."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: SchedulerConfig, files: Files | None = None) -> None:
+        super().__init__(config, files=files)
         self.plans: list[StepPlan] = []
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None
@@ -84,8 +85,8 @@ def tiny_llm(case: str | Path, **arguments: Any) -> Iterator[tuple[LLM, Recordin
     made: list[RecordingScheduler] = []
 
     class Recorded(RecordingScheduler):
-        def __init__(self, config: SchedulerConfig) -> None:
-            super().__init__(config)
+        def __init__(self, config: SchedulerConfig, files: Files | None = None) -> None:
+            super().__init__(config, files)
             made.append(self)
 
     defaults: dict[str, Any] = {

@@ -24,12 +24,16 @@ class FakeHost:
 
     def __init__(self, block_size: int, seed: int = 0) -> None:
         self._size, self._random = block_size, random.Random(seed)
-        self._slots: dict[tuple[int, int], Any] = {}
         self._files: dict[tuple[int, bytes], Any] = {}
+        self.lose_moves()
+        self.num_loads = self.num_from_files = self.num_given_up = self.num_failures = 0
+
+    def lose_moves(self) -> None:
+        """Lose the moves under way and what is in slots; files stay."""
+        self._slots: dict[tuple[int, int], Any] = {}
         self._saves: list[tuple[Save, Any]] = []
         self._fetches: dict[int, list[Load]] = {}
         self._given_up: set[int] = set()
-        self.num_loads = self.num_from_files = self.num_given_up = self.num_failures = 0
 
     def has(self, holder: int, block_hash: bytes) -> bool:
         """Return whether a file has some content."""

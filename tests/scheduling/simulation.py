@@ -432,10 +432,9 @@ class Simulation:
         self.config = config
         self.now = 0.0
         """The scheduler's time in seconds: a plan takes a hundredth."""
-        self.scheduler = Scheduler(config, lambda: self.now)
-        self.device = FakeDevice(config)
         self.host = FakeHost(config.block_size)
-        self.scheduler.tiers.files = self.host
+        self.scheduler = Scheduler(config, lambda: self.now, self.host)
+        self.device = FakeDevice(config)
         self.truths: dict[str, Truth] = {}
         self.seen: dict[str, Seen] = {}
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
@@ -569,8 +568,8 @@ class Simulation:
         for output in outputs:
             assert (output.finish_reason, output.error, output.new_token_ids) == ("error", error, [])
             self.seen[output.request_id].finish_reason = "error"
-        self.device, self.host = FakeDevice(self.config), FakeHost(self.config.block_size)
-        self.scheduler.tiers.files = self.host
+        self.device = FakeDevice(self.config)
+        self.host.lose_moves()
         self.in_flight.clear()
 
     def step(self, overlap: int = 0) -> None:

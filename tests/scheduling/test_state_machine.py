@@ -152,6 +152,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             whole_tasks=frozenset(["embed"] if pools_whole else []),
             num_state_slots=num_state_slots,
             num_host_blocks=(num_host_blocks,) * (1 + len(groups) + (num_state_slots > 0)) if num_host_blocks else (),
+            root_hash=bytes(32) if num_host_blocks else None,
             num_media_rows=num_media_rows,
             sees_both_sides=sees_both_sides,
             step_target=None if step_seconds is None else StepTarget(step_seconds, 1.5),

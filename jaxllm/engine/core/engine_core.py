@@ -76,7 +76,6 @@ class EngineCore(HoldsAdapters):
         """None once the core is shut down."""
         self._masks, self._adapters, self._hosts = masks, adapters, hosts or OneHost()
         self._mover = mover
-        scheduler.tiers.files = None if mover is None else mover.files
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)

@@ -301,7 +301,9 @@ def make_core(
     log_phase(logger, "weights, KV cache")
     masks = TokenMasks(config.model_config.vocab_size, grammars, thinking)
     scheduler_config = _scheduler_config(prepared)
-    scheduler = (config.scheduler_cls or Scheduler)(scheduler_config)
+    mover = kv_tiers.make_mover(config, compiler, runner, num_blocks, scheduler_config)
+    files = None if mover is None else mover.files
+    scheduler = (config.scheduler_cls or Scheduler)(scheduler_config, files=files)
     device = config.mesh.devices.flat[0]
     logger.info(
         "jaxllm %s: %s (%s) on %d %s (%s) in %s, attention %s, %d KV blocks of %d tokens, context %d, %d programs; "
@@ -330,7 +332,7 @@ def make_core(
         profiler=StepProfiler(config.args.profiler_config),
         adapters=None if config.adapter_shape is None else _make_store(prepared, config.adapter_shape),
         hosts=hosts,
-        mover=kv_tiers.make_mover(config, compiler, runner, num_blocks, scheduler_config),
+        mover=mover,
     )
 
 

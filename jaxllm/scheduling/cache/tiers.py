@@ -94,11 +94,12 @@ class _Pending:
 class Tiers:
     """Keep what the device's pools evict, and bring it back for waiting requests."""
 
-    def __init__(self, cache: KVCacheManager, num_slots: Sequence[int]) -> None:
-        """Keep up to `num_slots[n]` blocks of holder n of `cache`; none if it is empty. Slots count from 1."""
-        self._cache = cache
-        self.files: Files | None = None
-        """What is kept in files too."""
+    def __init__(self, cache: KVCacheManager, num_slots: Sequence[int], files: Files | None = None) -> None:
+        """Keep up to `num_slots[n]` blocks of holder n of `cache`; none if it is empty. Slots count from 1.
+
+        `files` are the blocks that are kept in files too.
+        """
+        self._cache, self._files = cache, files
         self._hosts = [BlockPool(1 + number) for number in num_slots]
         self._saving: dict[tuple[int, int], bool] = {}
         """The slots, by holder, that content is on its way to; False if it must not be found any more."""
@@ -192,7 +193,7 @@ class Tiers:
         """Return whether the host has some content, in a slot or a file."""
         if self._hosts[holder].find(*content) is not None:
             return True
-        return self.files is not None and self.files.has(holder, content[0])
+        return self._files is not None and self._files.has(holder, content[0])
 
     def _find(self, holder: int, content: Content) -> _Wanted:
         pool, host = self._cache.holders[holder].pool, self._hosts[holder]
@@ -263,8 +264,8 @@ class Tiers:
         self._saving = dict.fromkeys(self._saving, False)
         for host in self._hosts:
             host.forget_unheld()
-        if self.files is not None:
-            self.files.forget_all()
+        if self._files is not None:
+            self._files.forget_all()
 
     def held(self, holder: int) -> list[list[int]]:
         """Return the blocks of a holder that are held for waiting requests."""
