@@ -269,7 +269,9 @@ class EngineArguments(UnsupportedArguments):
     scheduling_policy: Literal["fcfs", "priority"] = argument(
         "fcfs", Choice(("fcfs", "priority")), _SCHEDULER, "who goes first"
     )
-    scheduler_cls: type | str | None = argument(None, ClassName(), _SCHEDULER, "a scheduler of your own")
+    scheduler_cls: type | str | None = argument(
+        None, ClassName(), _SCHEDULER, "a scheduler of your own, constructed as Scheduler(config, clock, files)"
+    )
     async_scheduling: bool | None = argument(
         None, Switch(optional=True), _SCHEDULER, "plan a step while the one before runs; default: yes"
     )
