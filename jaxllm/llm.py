@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.beam_search import BeamSearchOutput
+from jaxllm.decisions import DecisionOutput
 from jaxllm.engine.front.asleep import PauseMode
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.refused_methods import LLM_REFUSES, RefusesMethods
@@ -13,6 +14,7 @@ from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.offline.offline_runner import Adapters, OfflineRunner, Params, Priority, check_output_type
 from jaxllm.engine.offline.progress import UseTqdm, check_use_tqdm
 from jaxllm.inputs import PromptType
+from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import (
     ClassificationRequestOutput,
     EmbeddingRequestOutput,
@@ -188,6 +190,39 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         """
         check_use_tqdm(use_tqdm)
         return self._runner.beam_search(prompts, params, use_tqdm, concurrency_limit, lora_request)
+
+    @in_turn
+    def decide(
+        self,
+        state: Any,
+        questions: Mapping[str, Any],
+        *,
+        instructions: str | None = None,
+        images: Sequence[Any] = (),
+        calibrate: bool = False,
+        num_orders: int = 1,
+        use_tqdm: UseTqdm = False,
+        lora_request: LoRARequest | None = None,
+        priority: int | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        cache_salt: str | None = None,
+    ) -> list[DecisionOutput]:
+        """Answer questions about a state with the probability of each option; a list is many states.
+
+        A state is a text, or a dict or tuple that is sent as JSON. Questions have vLLM's form, by id: {"type":
+        "choice", "score" or "noul", "instructions": ..., "criteria": ...}. `calibrate` divides by the probabilities
+        after a state that says nothing; `num_orders` averages over orders of the options. Images are content parts in
+        OpenAI's form, about all states. Raises VLLMValidationError for what cannot be asked. docs/decisions.md has what
+        the probabilities mean.
+        """
+        check_use_tqdm(use_tqdm)
+        from jaxllm.engine.decisions.decider import DecisionOptions
+        from jaxllm.engine.decisions.prompts import Template
+
+        template = Template(chat_template, chat_template_kwargs, cache_salt, tuple(images))
+        options = DecisionOptions(template, instructions, calibrate, num_orders)
+        return self._runner.decide(state, questions, options, use_tqdm, priority, lora_request)
 
     @in_turn
     def encode(

@@ -158,11 +158,18 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         prompts: Sequence[Any],
         params: Sequence[SamplingParams],
         lora_requests: Sequence[Any] | None = None,
+        priorities: Sequence[int] | None = None,
     ) -> list[ProcessedRequest]:
         """Check and complete many requests without queueing any, for final outputs; errors name the index."""
         self._asleep.check_awake()
-        process, final = self.front.inputs.process_batch, RequestOutputKind.FINAL_ONLY
-        return process(request_ids, prompts, params, lora_requests=lora_requests, output_kind=final)
+        return self.front.inputs.process_batch(
+            request_ids,
+            prompts,
+            params,
+            priorities=priorities,
+            lora_requests=lora_requests,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
 
     @locked
     def enqueue(self, request: ProcessedRequest) -> None:

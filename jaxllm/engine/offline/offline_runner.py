@@ -24,7 +24,9 @@ from jaxllm.text.prompts import begin_with, is_single_prompt, with_processor_opt
 from jaxllm.utils.interrupts import deferred_interrupts
 
 if TYPE_CHECKING:
+    from jaxllm.decisions import DecisionOutput
     from jaxllm.engine.beam.search import BeamSearcher
+    from jaxllm.engine.decisions.decider import Decision, DecisionOptions
     from jaxllm.resolve.pooling_settings import TextForm
 
 logger = logging.getLogger(__name__)
@@ -179,6 +181,52 @@ class OfflineRunner:
             requests = self._engine.process_requests(ids, batch, sampling_params, named) if batch else []
         self._step_until_found(searcher, requests, use_tqdm)
         return searcher.outputs()
+
+    def decide(
+        self,
+        states: Any,
+        questions: Any,
+        options: DecisionOptions,
+        use_tqdm: UseTqdm,
+        priority: Priority = None,
+        adapter: LoRARequest | None = None,
+    ) -> list[DecisionOutput]:
+        """Answer the same questions about one state or about each of a list."""
+        from jaxllm.engine.decisions.decider import Decision
+
+        batch = states if isinstance(states, list) else [states]
+        with deferred_interrupts():
+            decisions = [Decision(self._engine.front, state, questions, options) for state in batch]
+            owners = {
+                request.request_id: (decision, request)
+                for decision in decisions
+                for request in self._decision_requests(decision, priority, adapter)
+            }
+            try:
+                for _, request in owners.values():
+                    self._engine.enqueue(request)
+            except BaseException:
+                self._engine.abort_request(owners)
+                raise
+        outputs = self._step_until_done(list(owners), use_tqdm)
+        if len(outputs) < len(owners):
+            raise RuntimeError(f"{len(owners) - len(outputs)} rows of decisions ended without an output: aborted.")
+        for output in outputs:
+            owners[output.request_id][0].take(output)
+        return [decision.answer() for decision in decisions]
+
+    def _decision_requests(
+        self, decision: Decision, priority: Priority, adapter: LoRARequest | None
+    ) -> list[ProcessedRequest]:
+        count = len(decision.prompts)
+        roots = self._engine.process_requests(
+            [""] * count,
+            decision.prompts,
+            [decision.sampling_params] * count,
+            _spread_adapters(adapter, count, "questions"),
+            _spread_priority(priority, count, "questions"),
+        )
+        return decision.requests(roots, lambda: self._new_ids(1)[0])
 
     def close(self) -> None:
         """Let a call that runs in another thread end with an error after its present step."""

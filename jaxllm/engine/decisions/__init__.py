@@ -1,0 +1,1 @@
+"""Decisions: questions about a state, answered by the probabilities of their options."""
