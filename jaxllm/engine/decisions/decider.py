@@ -139,6 +139,7 @@ class Decision:
 
     def _read(self, state: str) -> list[_Reading]:
         options, front = self._options, self._front
+        instructions = None if options.instructions is None else text_of(options.instructions, "instructions")
         end_id = options.template.end_id(front)
         tokens = {name: _tokens(front, name, question, end_id) for name, question in self._questions.items()}
         rows = {name: tokens[name].rows() for name in tokens}
@@ -154,7 +155,7 @@ class Decision:
             template = dataclasses.replace(options.template, images=()) if is_null else options.template
             for name, question in self._questions.items():
                 for order in asked[name]:
-                    text = ask(NULL_STATE if is_null else state, options.instructions, question, order)
+                    text = ask(NULL_STATE if is_null else state, instructions, question, order)
                     prompt = template.render(front, text, f"questions[{shown(name)}]")
                     readings.append(_Reading(name, is_null, prompt, tokens[name], rows[name]))
         return readings

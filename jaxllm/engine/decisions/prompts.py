@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxllm.decisions import Option, Question
 from jaxllm.engine.front.front_end import FrontEnd
+from jaxllm.exceptions import VLLMValidationError
 from jaxllm.text.prompts import ParsedPrompt
 
 NULL_STATE = "N/A"
@@ -57,19 +58,27 @@ class Template:
         tokenizer = front.require_tokenizer()
         eos = front.ready.generation_config.get("eos_token_id")
         ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
-        conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER}]
-        options = {"enable_thinking": False, **(self.kwargs or {})}
-        rendered = front.chat_renderer.render(
-            conversation,
-            "state",
-            chat_template=self.chat_template,
-            chat_template_kwargs=options,
-            add_generation_prompt=False,
-        )
-        _, _, after = (rendered.text or "").rpartition(_MARKER)
+        after = self._after_answer(front)
         ids = tokenizer.encode([after], add_special_tokens=False)[0] if after else []
         known = [each for each in (*ids, tokenizer.eos_token_id) if each in ends and each < front.ready.vocab_size]
         return known[0] if known else None
+
+    def _after_answer(self, front: FrontEnd) -> str:
+        """Return the template's text after an answer; none if it refuses conversations that end with one."""
+        conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER}]
+        options = {"enable_thinking": False, **(self.kwargs or {})}
+        try:
+            rendered = front.chat_renderer.render(
+                conversation,
+                "state",
+                chat_template=self.chat_template,
+                chat_template_kwargs=options,
+                add_generation_prompt=False,
+            )
+        except VLLMValidationError:
+            return ""
+        _, marker, after = (rendered.text or "").rpartition(_MARKER)
+        return after if marker else ""
 
 
 def ask(state: str, instructions: str | None, question: Question, order: Sequence[int]) -> str:
