@@ -1,4 +1,4 @@
-"""The questions of `LLM.decide`, and its answers.
+"""The questions of decisions, and their answers.
 
 Questions have the wire form of vLLM's `/v1/systemone` (docs/serving/online_serving/structured_decisions of vLLM 0.32):
 `{"type": "choice" | "score" | "noul", "instructions": ..., "criteria": ...}`. docs/decisions.md has what the
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import is_unicode, shown
 
-MAX_QUESTIONS = 64
+MAX_QUESTIONS = 200
 MAX_OPTIONS = 255
 MAX_LEVELS = 255
 MAX_ORDERS = 255
@@ -43,12 +43,13 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question with at least two options, checked."""
+    """A question, checked."""
 
     type: QuestionType
     instructions: str
+    """The question's text, which may be empty."""
     options: tuple[Option, ...]
-    """Those of a score are its levels, the lowest first; those of a noul are yes and no."""
+    """The options; of a score its levels, the lowest first; of a noul yes and no."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +147,8 @@ def _read(question: Any, label: str) -> Question:
     reader = _READERS.get(kind) if isinstance(kind, str) else None
     if reader is None:
         raise _refusal(f"{label}: type must be 'choice', 'score' or 'noul', got {shown(kind)}.")
-    if question.get("instructions") is None:
-        raise _refusal(f"{label} needs instructions: the question's text.")
-    instructions = text_of(question["instructions"], f"{label}: instructions")
+    asked = question.get("instructions")
+    instructions = "" if asked is None else text_of(asked, f"{label}: instructions")
     return Question(kind, instructions, reader(criteria, f"{label}: criteria"))
 
 

@@ -91,7 +91,7 @@ class Decision:
 
     @property
     def prompts(self) -> list[ParsedPrompt]:
-        """Return the prompts, of which the first is computed before the others."""
+        """Return the prompts; the others wait for the first one."""
         return [reading.prompt for reading in self._readings]
 
     def requests(self, roots: Sequence[ProcessedRequest], new_id: Callable[[], str]) -> list[ProcessedRequest]:

@@ -83,13 +83,13 @@ class Template:
 
 def ask(state: str, instructions: str | None, question: Question, order: Sequence[int]) -> str:
     """Return the message that asks a question, its options in an order of their indices."""
-    context = f"{instructions}\n\n" if instructions else ""
     listed = "\n".join(_listed(question.options[i]) for i in order)
-    return f"{state}\n\n{context}{question.instructions}\n\n{_TASKS[question.type]}\n{listed}"
+    parts = state, instructions, question.instructions, f"{_TASKS[question.type]}\n{listed}"
+    return "\n\n".join(part for part in parts if part)
 
 
 def orders(question: Question, count: int) -> list[range | list[int]]:
-    """Return at most `count` orders of a question's options, the listed one first: it rotated by even steps.
+    """Return at most `count` orders of a question's options, the first as listed, the others rotated by even steps.
 
     The levels of a score have an order of their own, so they have only that one.
     """
