@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import is_unicode, shown
@@ -149,7 +149,7 @@ def _read(question: Any, label: str) -> Question:
         raise _refusal(f"{label}: type must be 'choice', 'score' or 'noul', got {shown(kind)}.")
     asked = question.get("instructions")
     instructions = "" if asked is None else text_of(asked, f"{label}: instructions")
-    return Question(kind, instructions, reader(criteria, f"{label}: criteria"))
+    return Question(cast(QuestionType, kind), instructions, reader(criteria, f"{label}: criteria"))
 
 
 def _read_choice(criteria: Any, label: str) -> tuple[Option, ...]:

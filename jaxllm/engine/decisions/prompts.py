@@ -60,8 +60,8 @@ class Template:
         ends = {tokenizer.eos_token_id, *(eos if isinstance(eos, list) else [eos])} - {None}
         after = self._after_answer(front)
         ids = tokenizer.encode([after], add_special_tokens=False)[0] if after else []
-        known = [each for each in (*ids, tokenizer.eos_token_id) if each in ends and each < front.ready.vocab_size]
-        return known[0] if known else None
+        candidates = ids if tokenizer.eos_token_id is None else [*ids, tokenizer.eos_token_id]
+        return next((each for each in candidates if each in ends and each < front.ready.vocab_size), None)
 
     def _after_answer(self, front: FrontEnd) -> str:
         """Return the template's text after an answer; none if it refuses conversations that end with one."""
