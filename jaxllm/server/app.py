@@ -23,6 +23,7 @@ from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.vllm_config import VllmConfig
+from jaxllm.server import invocations
 from jaxllm.server.anthropic import routes as anthropic
 from jaxllm.server.http.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.http.endpoint import Refusals, Reply
@@ -52,6 +53,7 @@ from jaxllm.server.page import routes as page
 from jaxllm.server.pooling import routes as pooling
 from jaxllm.server.responses import routes as responses
 from jaxllm.server.speech import routes as speech
+from jaxllm.server.tokens import routes as tokens
 from jaxllm.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ _DIALECTS: Mapping[str, ModuleType] = {
     "ollama_serving": ollama,
     "pooled_serving": pooling,
     "openai_serving_transcription": speech,
+    "serving_tokens": tokens,
 }
 """The APIs besides OpenAI's chat and completions, by the attribute of `app.state` with the object that answers them.
 
@@ -94,6 +97,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
         *(route for name, dialect in _DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
         *operations.routes(cast(ServerState, app.state), lambda: app.state.gather_metrics),
     ]
+    app.router.routes += invocations.routes(app.routes)
     if not server_args.disable_page:
         app.router.routes += page.routes()
     if allows_lora_updates():

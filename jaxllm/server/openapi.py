@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from starlette.routing import BaseRoute, Route
 
-from jaxllm.server.http.endpoint import Endpoint, Types
+from jaxllm.server.http.endpoint import Endpoint
 from jaxllm.server.http.errors import ErrorResponse
 
 REFERENCE = "#/components/schemas/{name}"
@@ -34,13 +34,13 @@ def described_types(routes: Iterable[BaseRoute]) -> list[Any]:
     """Return the types of all requests and answers, each once."""
     endpoints = [route.endpoint for route in routes if isinstance(route, Route)]
     types = [endpoint.types for endpoint in endpoints if isinstance(endpoint, Endpoint) and endpoint.types is not None]
-    kinds = [kind for each in types for kind in (*_answers(each), *each[1:4]) if kind is not None]
+    kinds = [kind for each in types for part in each[:4] for kind in several(part) if kind is not None]
     return list(dict.fromkeys([ErrorResponse, *kinds]))
 
 
-def _answers(types: Types) -> tuple[Any, ...]:
-    """Return the types of a route's answers in JSON."""
-    return types.response if isinstance(types.response, tuple) else (types.response,)
+def several(kinds: Any) -> tuple[Any, ...]:
+    """Return the types that a route has in one role."""
+    return kinds if isinstance(kinds, tuple) else (kinds,)
 
 
 def _document(app: FastAPI, open_paths: Container[str], *, has_keys: bool) -> dict[str, Any]:
@@ -91,18 +91,22 @@ def _operation(
             for name in route.param_convertors
         ]
     if types is not None:
-        answers = [schema(each) for each in _answers(types)]
-        content = {"application/json": {"schema": answers[0] if len(answers) == 1 else {"anyOf": answers}}}
+        content = {"application/json": {"schema": _any_of(types.response, schema)}}
         if types.has_text:
             content["text/plain"] = {"schema": {"type": "string"}}
         if types.event is not None:  # a schema would describe the whole stream, which is impossible
-            content[types.streams] = {"x-event": schema(types.event)}
+            content[types.streams] = {"x-event": _any_of(types.event, schema)}
         success["content"] = content
         if types.request is not None:
             body = {endpoint.body_kind: {"schema": schema(types.request)}}
             operation["requestBody"] = {"required": True, "content": body}
     error = ErrorResponse if types is None else types.error
     return {**operation, "responses": {"200": success, "default": _failed(schema(error))}}
+
+
+def _any_of(kinds: Any, schema: Callable[[Any], Any]) -> dict[str, Any]:
+    schemas = [schema(each) for each in several(kinds)]
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _failed(schema: Any) -> dict[str, Any]:

@@ -149,6 +149,7 @@ ROOMS = (
     "jaxllm.server.anthropic",
     "jaxllm.server.pooling",
     "jaxllm.server.speech",
+    "jaxllm.server.tokens",
     "jaxllm.server.ollama",
     "jaxllm.server.operations",
     "jaxllm.server.grpc",

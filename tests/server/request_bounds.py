@@ -290,3 +290,19 @@ RESPONSES: dict[str, Bound] = {
     "chat_template": TEMPLATE_TRUST,
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
 }
+GENERATE: dict[str, Bound] = {
+    **{name: SAMPLING[name] for name in ("model", "stream", "stream_options", "cache_salt", "priority", "request_id")},
+    "token_ids": Bound(integers(500), ("[256]", "[-1]", "[1.5]", "5", integers(513))),
+    "sampling_params": Bound('{"max_tokens":2}', ("1", '{"top_q":1}', '{"max_tokens":0}')),
+}
+SCORED_ITEMS: dict[str, Bound] = {
+    name: POOLED[name]
+    for name in ("model", "truncate_prompt_tokens", "truncation_side", "cache_salt", "priority", "request_id", "user")
+} | {
+    "add_special_tokens": FLAG,
+    "query": Bound(integers(400), ("1", "{}", "[256]", "[-1]"), ('""', "[]")),
+    "items": Bound(texts(16), (texts(1025), "1", "{}", "[1]", '["a",[5]]', "[[256]]")),
+    "label_token_ids": Bound(integers(128), (integers(129), "[256]", "[-1]", "[1.5]")),
+    "apply_softmax": FLAG,
+    "item_first": FLAG,
+}

@@ -23,6 +23,8 @@ from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
 from jaxllm.server.pooling.pooling_protocol import POOLED_REFUSED, PoolingRequest
 from jaxllm.server.pooling.scoring_protocol import RERANK_REFUSED, SCORE_REFUSED, RerankRequest, ScoreRequest
 from jaxllm.server.responses.request import RESPONSES_REFUSED, ResponsesRequest
+from jaxllm.server.tokens.protocol import TOKENS_REFUSED, GenerateRequest
+from jaxllm.server.tokens.scoring import GenerativeScoringRequest
 from tests.server.tool_support import TOOL, WEATHER
 
 
@@ -348,10 +350,40 @@ VLLM_TOKENIZE = (
     "model messages prompt add_generation_prompt return_token_strs continue_final_message add_special_tokens "
     "chat_template chat_template_kwargs media_io_kwargs mm_processor_kwargs tools"
 )
+GENERATE: dict[str, Entry] = {
+    **{name: SAMPLING[name] for name in ("model", "cache_salt", "priority", "request_id", "stream")},
+    **{name: entry for name, entry in SAMPLING.items() if name.startswith("stream_options")},
+    "token_ids": Effect([42]),
+    "sampling_params": Effect({"max_tokens": 3, "seed": 7}),
+}
+ITEMS: dict[str, Entry] = PROMPT | {
+    "query": Effect("other"),
+    "items": Effect(["other"]),
+    "label_token_ids": Effect([41, 40]),
+    "apply_softmax": Effect(False),
+    "item_first": Effect(True),
+    "add_special_tokens": Nothing(False, "the tiny model's tokenizer adds none; `test_scoring.py` has one that does"),
+    "request_id": Effect("mine"),
+}
 SAMPLED = {"max_tokens": 60, "seed": 7}
 ROUTES: dict[str, Requests] = {
     "/v1/chat/completions": Requests(
         ChatCompletionRequest, {"messages": [USER], **SAMPLED}, CHAT, CHAT_REFUSED, VLLM_SAMPLING + VLLM_CHAT
+    ),
+    "/inference/v1/generate": Requests(
+        GenerateRequest,
+        {"token_ids": [40, 41], "sampling_params": SAMPLED},
+        GENERATE,
+        TOKENS_REFUSED,
+        "request_id token_ids features sampling_params model stream stream_options cache_salt priority "
+        "kv_transfer_params",
+    ),
+    "/generative_scoring": Requests(
+        GenerativeScoringRequest,
+        {"query": "think", "items": ["ab"], "label_token_ids": [40, 41]},
+        ITEMS,
+        {},
+        "model query items label_token_ids apply_softmax item_first add_special_tokens priority request_id",
     ),
     "/v1/completions": Requests(
         CompletionRequest,

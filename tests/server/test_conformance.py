@@ -68,6 +68,12 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/v1/completions", TEXT | {"prompt": [[5, 6], [7]], "prompt_logprobs": 1, "stop_token_ids": [5]}),
     ("post", "/v1/completions", TEXT | STREAM | IDS | {"logprobs": 2, "n": 2}),
     ("post", "/v1/completions", TEXT | {"echo": True, "max_tokens": 0, "logprobs": 1}),
+    ("post", "/v1/chat/completions/batch", CHAT | IDS | {"messages": [CHAT["messages"]] * 2}),
+    ("post", "/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3, "n": 2}}),
+    ("post", "/inference/v1/generate", {"token_ids": [5], "sampling_params": {"logprobs": 2}} | STREAM),
+    ("post", "/generative_scoring", {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}),
+    ("post", "/invocations", CHAT),
+    ("post", "/invocations", TEXT),
     ("post", "/tokenize", {"prompt": "a b", "return_token_strs": True}),
     ("post", "/tokenize", {"messages": CHAT["messages"]}),
     ("post", "/detokenize", {"tokens": [5, 6]}),
@@ -119,6 +125,10 @@ BAD: list[tuple[str, str, Any]] = [
     ("post", "/api/show", {"model": "other"}),
     *(("post", path, {"model": "other", **TEXT}) for path in ("/v1/completions", "/tokenize")),
     ("post", "/detokenize", {"tokens": [10**9]}),
+    ("post", "/inference/v1/generate", {"token_ids": [10**9], "sampling_params": {}}),
+    ("post", "/generative_scoring", {"query": "a", "items": [], "label_token_ids": [5]}),
+    ("post", "/v1/chat/completions/batch", CHAT),
+    ("post", "/invocations", {"input": "a"}),
     *(("post", path, {"model": "tiny"}) for path in ("/v1/audio/transcriptions", "/v1/audio/translations")),
     ("post", "/v1/responses", {"input": []}),
     *((method, "/v1/responses/resp_x", None) for method in ("get", "delete")),
@@ -197,7 +207,7 @@ def check_answer(document: dict[str, Any], operation: dict[str, Any], answer: An
 def test_r12_good_answers_are_as_described(
     server: Served, tiny_server: Served, document: dict[str, Any], method: str, path: str, body: Any
 ) -> None:
-    runs_model = path.startswith("/v1/") and method == "post"
+    runs_model = path.startswith(("/v1/", "/generative")) and method == "post"
     answer = (tiny_server if runs_model else server).ask(method.upper(), path, body)
     assert answer.status == 200, answer.body
     check_answer(document, operation_of(document, method, path), answer)

@@ -80,6 +80,19 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
     return request
 
 
+def field_names(body: bytes) -> frozenset[str]:
+    """Return the names of the fields of a body that are not null. Raises VLLMValidationError for a body that is not a
+    JSON object.
+    """
+    check_shape(body)
+    try:
+        return frozenset(name for name, value in _fields.decode(body).items() if value != _NULL)
+    except msgspec.ValidationError as error:
+        raise _refusal(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise VLLMValidationError(_not_json(body, error), parameter=None) from None
+
+
 def _asks_for_nothing(name: str, value: msgspec.Raw) -> bool:
     harmless = HARMLESS.get(name, ())
     if value == _NULL or not harmless:

@@ -114,7 +114,7 @@ class Types(NamedTuple):
     """A tuple if there are several types of answers."""
     request: Any = None
     event: Any = None
-    """One event of the stream that the route can answer with instead."""
+    """One event of the stream that the route can answer with instead; a tuple if there are several types."""
     error: Any = ErrorResponse
     streams: str = "text/event-stream"
     """The content type of the stream."""
@@ -164,6 +164,10 @@ class Endpoint[S]:
         with state.load.counted():
             await self._serve(scope, headers, receive, send)
 
+    async def reply(self, call: Call) -> Reply:
+        """Return the handler's answer to a request. Raises what it raises."""
+        return await self._handler(self._serving(), call)
+
     async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
         state: ServerState = scope["app"].state
         new_id, client_request_id = new_request_id(headers)
@@ -201,7 +205,7 @@ class Endpoint[S]:
         if self._runs_model:
             await call.state.load.turns.take()
         try:
-            reply = await self._handler(self._serving(), call)
+            reply = await self.reply(call)
         except Exception as error:  # noqa: BLE001 - each has an answer
             reply = self.refusal(error, call.request_id)
         if way is not None and isinstance(reply.body, EventStream):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int, shown
+from jaxllm.params.limits import MAX_N
 from jaxllm.server.openai.logprobs import ChatLogprobs, PromptTokenLogprob
-from jaxllm.server.openai.prompt_fields import Messages, Tools
+from jaxllm.server.openai.prompt_fields import MAX_PROMPTS, Messages, Tools
 from jaxllm.server.openai.sampling_fields import REFUSED, SamplingFields
 from jaxllm.server.openai.tools import ToolUse, read_tool_use
 from jaxllm.server.openai.usage import UsageInfo
@@ -31,10 +32,9 @@ MEDIA_FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 """Fields of conversations that concern their images and videos."""
 
 
-class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """The request of `/v1/chat/completions`: OpenAI's fields and vLLM's."""
+class ChatFields(SamplingFields, kw_only=True):
+    """The fields of chat requests besides the conversation: OpenAI's and vLLM's."""
 
-    messages: Messages
     max_completion_tokens: int | None = None
     """It takes precedence over `max_tokens`."""
     logprobs: bool | None = False
@@ -107,6 +107,12 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         """Return the number of log-probabilities listed at each token; None for none, or for all requested ones."""
         return None if not self.logprobs or self.logprob_token_ids else self.top_logprobs or 0
 
+
+class ChatCompletionRequest(ChatFields, kw_only=True):
+    """The request of `/v1/chat/completions`."""
+
+    messages: Messages
+
     def echoed(self, role: str) -> str:
         """Return the text that the answer begins with: with `echo` the last message's, if it has this `role`."""
         last = self.messages[-1]
@@ -116,6 +122,29 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
         if isinstance(content, str):
             return content
         return "\n".join(part if isinstance(part, str) else str(part.get("text", "")) for part in content)
+
+
+class BatchChatCompletionRequest(ChatFields, kw_only=True):
+    """The request of `/v1/chat/completions/batch`: several conversations with the same fields."""
+
+    messages: Annotated[list[Messages], msgspec.Meta(min_length=1, max_length=MAX_PROMPTS)]
+
+    def conversations(self) -> list[ChatCompletionRequest]:
+        """Return the request of each conversation. Raises VLLMValidationError for fields that need a single one."""
+        for name in ("stream", "use_beam_search", "prompt_logprobs", "return_prompt_text"):
+            if getattr(self, name) not in (None, False):
+                message = f"{name} is not available for several conversations: send each to /v1/chat/completions."
+                raise VLLMValidationError(message, parameter=name)
+        fields = {name: getattr(self, name) for name in ChatFields.__struct_fields__}
+        return [ChatCompletionRequest(messages=each, **fields) for each in self.messages]
+
+    def num_sequences(self) -> int:
+        """Return the total number of answers. Raises VLLMValidationError for more than a request may have."""
+        n = 1 if self.n is None else check_int("n", self.n, 1, MAX_N)
+        if len(self.messages) * n > MAX_N:
+            message = f"n={n} for each of {len(self.messages)} conversations makes more than {MAX_N} answers."
+            raise VLLMValidationError(f"{message} Send fewer at once, or a smaller n.", parameter="n", value=n)
+        return len(self.messages) * n
 
 
 def conversation(request: Any, messages: list[dict[str, Any]], **more: Any) -> ChatCompletionRequest:

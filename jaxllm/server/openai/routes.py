@@ -12,6 +12,7 @@ from jaxllm.server.http.load_report import load_headers
 from jaxllm.server.http.sse import EventStream
 from jaxllm.server.openai.chat_protocol import (
     CHAT_REFUSED,
+    BatchChatCompletionRequest,
     ChatCompletionRequest,
     ChatCompletionResponse,
     ChatCompletionStreamResponse,
@@ -23,6 +24,7 @@ from jaxllm.server.openai.completion_protocol import (
     CompletionStreamResponse,
 )
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.openai.serving_chat_batch import OpenAIServingChatBatch
 from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
 from jaxllm.server.openai.serving_models import ModelCard, ModelList, OpenAIServingModels
 from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
@@ -43,6 +45,7 @@ def routes(
 ) -> list[Route]:
     """Return the routes."""
     chat_types = Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse)
+    batch_types = Types(ChatCompletionResponse, BatchChatCompletionRequest)
     completion_types = Types(CompletionResponse, CompletionRequest, CompletionStreamResponse)
     get = {
         "/v1/models": Endpoint(show_models, models, Types(ModelList), takes_json=False),
@@ -51,6 +54,7 @@ def routes(
     }
     post = {
         "/v1/chat/completions": Endpoint(answer_chat, chat, chat_types, runs_model=True),
+        "/v1/chat/completions/batch": Endpoint(answer_chat_batch, chat, batch_types, runs_model=True),
         "/v1/completions": Endpoint(answer_completion, completion, completion_types, runs_model=True),
         "/tokenize": Endpoint(tokenize, tokenization, Types(TokenizeResponse, TokenizeRequest)),
         "/detokenize": Endpoint(detokenize, tokenization, Types(DetokenizeResponse, DetokenizeRequest)),
@@ -76,6 +80,12 @@ async def answer_chat(serving: OpenAIServingChat, call: Call) -> Reply:
     request = await decode_request(call.body, ChatCompletionRequest, CHAT_REFUSED)
     answer = await serving.answer(request, call.caller)
     return _reply(call, answer)
+
+
+async def answer_chat_batch(serving: OpenAIServingChat, call: Call) -> Reply:
+    """Answer several conversations at once."""
+    request = await decode_request(call.body, BatchChatCompletionRequest, CHAT_REFUSED)
+    return _reply(call, await OpenAIServingChatBatch(serving).answer(request, call.caller))
 
 
 async def answer_completion(serving: OpenAIServingCompletion, call: Call) -> Reply:

@@ -164,7 +164,8 @@ class SamplingFields(TokenFields, kw_only=True):
         """Return whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""
         return default if self.return_tokens_as_token_ids is None else self.return_tokens_as_token_ids
 
-    def bounded(self, max_tokens: int | None, ready: EngineReady) -> int | None:
+    @staticmethod
+    def bounded(max_tokens: int | None, ready: EngineReady) -> int | None:
         """Return the limit on an answer's tokens for the number requested, as in vLLM; None for no limit."""
         asked = ready.default_sampling_params.get("max_tokens") if max_tokens is None else max_tokens
         bounds = [each for each in (asked, ready.max_output_tokens) if each is not None]
@@ -222,7 +223,7 @@ def structured_outputs(
     """Return the constraint on the text, from vLLM's field or from OpenAI's. Raises VLLMValidationError."""
     kind = None if response_format is None else response_format.get("type")
     if response_format is None or kind == "text":
-        return None if value is None else _make(StructuredOutputsParams, "structured_outputs", value)
+        return None if value is None else made(StructuredOutputsParams, "structured_outputs", value)
     if value is not None:
         message = "give either response_format or structured_outputs, not both."
         raise VLLMValidationError(message, parameter="response_format", value=kind)
@@ -243,7 +244,8 @@ def structured_outputs(
     raise VLLMValidationError(message, parameter="response_format", value=kind)
 
 
-def _make(kind: Any, name: str, fields: Mapping[str, Any]) -> Any:
+def made(kind: Any, name: str, fields: Mapping[str, Any]) -> Any:
+    """Return params of a kind. Raises VLLMValidationError, which names the field `name` for an unknown one inside."""
     try:
         return kind(**fields)
     except VLLMValidationError:
@@ -253,7 +255,7 @@ def _make(kind: Any, name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def _repetition_detection(fields: Mapping[str, int] | None) -> RepetitionDetectionParams | None:
-    return None if fields is None else _make(RepetitionDetectionParams, "repetition_detection", fields)
+    return None if fields is None else made(RepetitionDetectionParams, "repetition_detection", fields)
 
 
 def _token_biases(bias_by_text: Mapping[str, float] | None) -> dict[int, float] | None:

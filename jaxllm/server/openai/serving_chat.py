@@ -226,7 +226,7 @@ class OpenAIServingChat:
     ) -> ChatCompletionResponse:
         prompt_ids = output.prompt_token_ids or []
         details = PromptTokensDetails.of(output) if self.args.enable_prompt_tokens_details else None
-        choices = [self._choice(request, start.role, each, reader) for each in output.outputs]
+        choices = [self.choice(request, each, reader) for each in output.outputs]
         num_tokens = sum(len(each.token_ids) for each in output.outputs)
         return ChatCompletionResponse(
             id=start.id,
@@ -239,10 +239,11 @@ class OpenAIServingChat:
             prompt_text=output.prompt if request.return_prompt_text else None,
         )
 
-    def _choice(
-        self, request: ChatCompletionRequest, role: str, output: CompletionOutput, reader: AnswerReader
+    def choice(
+        self, request: ChatCompletionRequest, output: CompletionOutput, reader: AnswerReader
     ) -> ChatCompletionResponseChoice:
-        parsed = gather(reader.pieces(output))
+        """Return an answer that has ended, which `reader` has not read before."""
+        role, parsed = self._role(request), gather(reader.pieces(output))
         text, reasoning = request.echoed(role) + parsed.text, parsed.reasoning or None
         calls = [
             ToolCallMessage(id=each.id, function=FunctionCall(name=each.name, arguments=each.arguments))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -14,6 +13,7 @@ from jaxllm.outputs import RequestOutput
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, error_response
 from jaxllm.server.http.request_ids import headers_of, new_request_id
+from jaxllm.server.http.several import merge, queue_all, read_all
 from jaxllm.server.http.sse import EngineOutputs, EventStream, TextFrame, event
 from jaxllm.server.openai.completion_choices import PromptChoices
 from jaxllm.server.openai.completion_protocol import (
@@ -57,7 +57,7 @@ class OpenAIServingCompletion:
         choices = [self._choices(request, i) for i in range(len(outputs))]
         if request.stream:
             return EventStream(answer.frames(outputs, choices), *outputs)
-        finals = await _read_all(outputs)
+        finals = await read_all(outputs)
         shown = [choice for each, final in zip(choices, finals, strict=True) for choice in each.of(final)]
         return answer.whole(shown, choices)
 
@@ -89,27 +89,26 @@ class OpenAIServingCompletion:
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,
         )
-        begun: list[EngineOutputs] = []
-        try:
-            for i, prompt in enumerate(prompts):
-                parts = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-                stream = await self.engine_client.add_request(
-                    f"{caller.request_id}-{i}",
-                    parts if request.cache_salt is None else {**parts, "cache_salt": request.cache_salt},
-                    params,
-                    tokenization_kwargs=request.tokenization_kwargs(),
-                    trace_headers=caller.trace_headers,
-                    priority=request.priority,
-                    data_parallel_rank=caller.data_parallel_rank,
-                    lora_request=self.models.adapter(request.model),
-                )
-                begun.append(EngineOutputs(self.engine_client, stream))
-                await asyncio.sleep(0)  # let other requests run after each prompt is tokenized
-        except BaseException:
-            for outputs in begun:
-                await outputs.aclose()
-            raise
-        return begun
+        requests = (
+            self.engine_client.add_request(
+                f"{caller.request_id}-{i}",
+                _parts(prompt, request.cache_salt),
+                params,
+                tokenization_kwargs=request.tokenization_kwargs(),
+                trace_headers=caller.trace_headers,
+                priority=request.priority,
+                data_parallel_rank=caller.data_parallel_rank,
+                lora_request=self.models.adapter(request.model),
+            )
+            for i, prompt in enumerate(prompts)
+        )
+        return await queue_all(self.engine_client, requests)
+
+
+def _parts(prompt: str | list[int], cache_salt: str | None) -> dict[str, Any]:
+    """Return a prompt as the engine takes it."""
+    parts: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+    return parts if cache_salt is None else {**parts, "cache_salt": cache_salt}
 
 
 class _Answer:
@@ -141,7 +140,7 @@ class _Answer:
                 if frames := frames + (self._end(choices) if output.finished else b""):
                     yield frames
             return
-        async with contextlib.aclosing(_merge(outputs)) as merged:
+        async with contextlib.aclosing(merge(outputs)) as merged:
             async for prompt, output in merged:
                 if frames := self._pieces(output, choices[prompt], choices):
                     yield frames
@@ -183,41 +182,3 @@ class _Answer:
             sum(each.num_tokens for each in choices),
             details,
         )
-
-
-async def _read_all(outputs: Sequence[EngineOutputs]) -> list[RequestOutput]:
-    """Return the final output of each prompt. If one fails, or the caller is cancelled, all are aborted."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            readers = [group.create_task(_read(each)) for each in outputs]
-    except BaseExceptionGroup as error:
-        raise error.exceptions[0] from None
-    finally:
-        for stream in outputs:
-            await stream.aclose()
-    return [reader.result() for reader in readers]
-
-
-async def _read(outputs: EngineOutputs) -> RequestOutput:
-    final: RequestOutput | None = None
-    async for output in outputs:
-        final = output
-    assert final is not None
-    return final
-
-
-async def _merge(outputs: Sequence[EngineOutputs]) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """Yield the outputs of several prompts as they come, each with its prompt's number."""
-    waiting = {asyncio.ensure_future(each.__anext__()): i for i, each in enumerate(outputs)}
-    try:
-        while waiting:
-            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for task in sorted(done, key=waiting.__getitem__):
-                prompt, output = waiting.pop(task), task.result()
-                if not output.finished:
-                    waiting[asyncio.ensure_future(outputs[prompt].__anext__())] = prompt
-                yield prompt, output
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)

@@ -17,6 +17,8 @@ from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest
 from jaxllm.server.pooling.pooling_protocol import PoolingRequest
 from jaxllm.server.pooling.scoring_protocol import RerankRequest, ScoreRequest
 from jaxllm.server.responses.request import ResponsesRequest
+from jaxllm.server.tokens.protocol import GenerateRequest
+from jaxllm.server.tokens.scoring import GenerativeScoringRequest
 from tests.server import request_bounds as bounds_of
 from tests.server.request_bounds import ANYWHERE, CHAT, CHAT_ALL, DETOKENIZE, LONG, TOKENIZE, Bound
 from tests.server.support import Answer, Served
@@ -34,6 +36,16 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
         bounds_of.RESPONSES,
         {"input": CHAT_ALL, "max_output_tokens": "5", "temperature": "0.5"},
     ),
+    "/inference/v1/generate": (
+        GenerateRequest,
+        bounds_of.GENERATE,
+        {"token_ids": "[5]", "sampling_params": '{"max_tokens":2}'},
+    ),
+    "/generative_scoring": (
+        GenerativeScoringRequest,
+        bounds_of.SCORED_ITEMS,
+        {"query": '"a"', "items": '["a"]', "label_token_ids": "[5]"},
+    ),
     "/v1/messages": (MessagesRequest, bounds_of.ANTHROPIC, {"messages": CHAT_ALL, "max_tokens": "2"}),
     "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
     "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
@@ -47,6 +59,8 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
 """By path: the request, the bounds of its fields, and fields of a good one."""
 KNOWN_BY_CORE = ("structured_outputs", "response_format", "text", "logprob_token_ids", "prompt_logprobs")
 """The core says what it takes of these, once it gets the request; one without a model takes none."""
+POOLED = ("/v1/embeddings", "/pooling", "/classify", "/score", "/rerank", "/v2/embed")
+"""The routes of pooling models."""
 OF_MESSAGES = (
     *("messages", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs"),
     *("documents", "reasoning_effort", "tools", "tool_choice", "mm_processor_kwargs", "media_io_kwargs"),
@@ -66,8 +80,9 @@ def send(server: Served, path: str, **fields: str) -> Answer:
 @pytest.fixture
 def server(request: pytest.FixtureRequest, path: str) -> Served:
     """Return a server whose model can do what a route is for."""
-    generates = path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize", "/detokenize")
-    name = "mock_server" if generates else "classifying_server" if path == "/classify" else "embedding_server"
+    if path == "/generative_scoring":  # the engine without a model has no log-probabilities
+        return request.getfixturevalue("tiny_server")
+    name = "classifying_server" if path == "/classify" else "embedding_server" if path in POOLED else "mock_server"
     return request.getfixturevalue(name)
 
 
