@@ -26,7 +26,7 @@ TOKENS_REFUSED: Mapping[str, str] = {
 }
 """Fields that are refused: they would change the answer and are not supported."""
 _SERVERS = frozenset({"output_kind", "skip_clone", "flat_logprobs", "detokenize", "output_text_buffer_length"})
-"""Sampling params that the route sets itself: they concern Python objects and texts, of which the answer has none."""
+"""Sampling params that the route sets itself: they concern Python objects and texts, and the answer has neither."""
 _NESTED: Mapping[str, Any] = {
     "structured_outputs": StructuredOutputsParams,
     "repetition_detection": RepetitionDetectionParams,

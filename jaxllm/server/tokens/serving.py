@@ -81,9 +81,9 @@ class ServingTokens:
             yield ping
         async for output in outputs:
             pieces: list[GenerateStreamResponse] = []
-            for each in output.outputs:
-                num_tokens[each.index] += len(each.token_ids)
-                pieces.append(GenerateStreamResponse(request_id=shown_id, choices=[_choice(each, params)]))
+            for completion in output.outputs:
+                num_tokens[completion.index] += len(completion.token_ids)
+                pieces.append(GenerateStreamResponse(request_id=shown_id, choices=[_choice(completion, params)]))
             usage = make_usage(len(output.prompt_token_ids or ()), num_tokens.total(), self._details(output))
             if has_usage:
                 pieces = [
