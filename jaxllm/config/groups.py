@@ -42,7 +42,7 @@ class StructuredOutputsConfig:
     reasoning_parser: str = ""
     reasoning_parser_plugin: str = ""
     enable_in_reasoning: bool = False
-    """It has no effect: without a reasoning parser, an output is structured from its first token, as in vLLM."""
+    """Whether an output is structured from its first token though there is a reasoning parser, in `LLM`."""
 
     def __post_init__(self) -> None:
         group = "structured_outputs_config"

@@ -14,6 +14,7 @@ from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt, align_arguments
+from jaxllm.engine.front.reasoning_grammar import ReasoningGrammar
 from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
 from jaxllm.engine.front.start import start_in_place, start_in_process, uses_ray
 from jaxllm.engine.transport.core_client import CoreClient
@@ -44,8 +45,9 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
     An engine that nobody holds any more releases its device, as `shutdown` does.
     """
 
-    def __init__(self, core: CoreClient, front: FrontEnd) -> None:
-        self.front = front
+    def __init__(self, core: CoreClient, front: FrontEnd, reasoning: ReasoningGrammar | None = None) -> None:
+        """Run requests on a core; with `reasoning`, structured outputs begin after the model's reasoning."""
+        self.front, self._reasoning = front, reasoning
         self._home = engines_home()
         self._lock = FairLock()
         self._core = core
@@ -58,14 +60,17 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """Load the model and make an engine: its core is in this process, unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1,
         or there are replicas, which have processes of their own, or it is a Ray actor.
         """
-        if engine_args.reasoning_parser:
-            message = "reasoning_parser is not supported here: outputs are not split, but by `jaxllm serve`."
-            raise VLLMValidationError(message, parameter="reasoning_parser", value=engine_args.reasoning_parser)
+        parser = engine_args.reasoning_parser
+        if parser and engine_args.skip_tokenizer_init:
+            message = "reasoning_parser needs a tokenizer, which skip_tokenizer_init leaves out."
+            raise VLLMValidationError(message, parameter="reasoning_parser", value=parser)
         check_home()
         show_log()
         engine_args = on_this_host(engine_args)
         has_processes = uses_core_process() or engine_args.data_parallel_size > 1 or uses_ray(engine_args)
-        return cls(*(start_in_process if has_processes else start_in_place)(engine_args, UsageContext.LLM_CLASS))
+        core, front = (start_in_process if has_processes else start_in_place)(engine_args, UsageContext.LLM_CLASS)
+        reasons = parser and not front.ready.vllm_config.structured_outputs_config.enable_in_reasoning
+        return cls(core, front, ReasoningGrammar(parser, front) if reasons else None)
 
     @property
     def vllm_config(self) -> VllmConfig:
@@ -103,10 +108,11 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """
         self._asleep.check_awake()
         check_str("request_id", request_id, INT32_MAX)
+        [placed] = self._placed([prompt], [params])
         request = self.front.inputs.process(
             request_id,
             prompt,
-            params,
+            placed,
             arrival_time=arrival_time,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
@@ -135,7 +141,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         processed = self.front.inputs.process_batch(
             request_ids,
             prompts,
-            params,
+            self._placed(prompts, params),
             priorities=priorities,
             lora_requests=lora_requests,
             tokenization_kwargs=tokenization_kwargs,
@@ -165,11 +171,15 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         return self.front.inputs.process_batch(
             request_ids,
             prompts,
-            params,
+            self._placed(prompts, params),
             priorities=priorities,
             lora_requests=lora_requests,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+
+    def _placed(self, prompts: Sequence[Any], params: Sequence[Any]) -> Sequence[Any]:
+        """Return the params of each prompt, whose structured outputs begin after any reasoning."""
+        return params if self._reasoning is None else self._reasoning.behind_reasoning(prompts, params)
 
     @locked
     def enqueue(self, request: ProcessedRequest) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.parsers import formats
-from jaxllm.parsers.reasoning import HARMONY, marks_of
+from jaxllm.parsers.after_reasoning import after_reasoning
+from jaxllm.parsers.reasoning import HARMONY
 from jaxllm.parsers.tool_parser import ToolParser
-from jaxllm.parsers.tools.openai import after_analysis, final_message
 from jaxllm.server.openai.tools import ToolUse
-
-_GAP = formats.either(*map(formats.text, ("\n\n", "\n", "")))
-"""The whitespace that models write between reasoning and answer."""
 
 
 def answer_grammar(
@@ -34,15 +30,15 @@ def answer_grammar(
     form = None if asked is None else formats.as_format(asked)
     knows_channels = parser is not None and reasoning == HARMONY
     if form is not None and knows_channels:
-        form = _after_reasoning(form, reasoning, prompt)
+        form = after_reasoning(form, HARMONY, prompt)
     if parser is not None and use.needs_grammar:
         form = _calls(asked, form, use, parser)
     elif parser is not None and form is not None:
         form = formats.either(_calls(asked, form, use._replace(is_required=True), parser), form)
     if form is None:
         return asked
-    if not knows_channels:
-        form = _after_reasoning(form, reasoning, prompt, () if parser is None else parser.marks[:1])
+    if reasoning is not None and not knows_channels:
+        form = after_reasoning(form, reasoning, prompt, () if parser is None else parser.marks[:1])
     return formats.from_format(form, asked)
 
 
@@ -56,24 +52,3 @@ def _calls(
     at_least_one = use.is_required or form is not None
     calls = parser.grammar(use.enforced, at_least_one=at_least_one, parallel=use.is_parallel)
     return calls if form is None or use.is_required else formats.either(calls, form)
-
-
-def _after_reasoning(
-    form: dict[str, Any], reasoning: str | None, prompt: str, call_marks: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return the format of outputs that match `form` once the model has done reasoning.
-
-    The reasoning contains none of the `call_marks`: a call in it would end it without matching its schema.
-    """
-    if reasoning is None:
-        return form
-    if reasoning == HARMONY:
-        return after_analysis(final_message(form))
-    marks, thoughts = marks_of(reasoning), formats.any_text(*call_marks)
-    has_begun = marks.has_begun(prompt)
-    if has_begun is False:
-        return form
-    if has_begun:
-        return formats.sequence(formats.tag("", thoughts, marks.end), _GAP, form)
-    before = formats.sequence(formats.tag(marks.start, thoughts, marks.end), _GAP)
-    return formats.sequence(formats.optional(before), form)

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.parsers.after_reasoning import opened
 from jaxllm.parsers.function_tool import FunctionTool
 from jaxllm.parsers.mark_suffix import find_suffix
 from jaxllm.parsers.output_parser import OutputParser
@@ -85,12 +86,8 @@ class OutputParsers:
         vLLM's parsers do so unless the prompt has ended the reasoning, or a variable of the chat template turns it off.
         A parser that was found from the template does not assume it.
         """
-        is_marked = self._is_reasoning_named and self.reasoning not in (None, HARMONY)
-        marks = marks_of(self.reasoning or "") if is_marked else None
         is_off = any(variables.get(name) is False for name in ("enable_thinking", "thinking"))
-        if marks is None or not marks.is_implied or is_off or marks.has_begun(prompt) is not None:
-            return prompt
-        return prompt + marks.start
+        return opened(prompt, self.reasoning) if self._is_reasoning_named and not is_off else prompt
 
     def maker(
         self, parser: type[ToolParser] | None, tools: list[FunctionTool], prompt: str, *, holds_calls: bool
