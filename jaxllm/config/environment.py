@@ -74,6 +74,13 @@ def client_api_key() -> str | None:
     return os.environ.get("OPENAI_API_KEY") or None
 
 
+def gives_gpu_memory_back() -> bool:
+    """Return whether JAX gives freed memory of a GPU back to other processes: XLA_PYTHON_CLIENT_ALLOCATOR is
+    "platform".
+    """
+    return os.environ.get("XLA_PYTHON_CLIENT_ALLOCATOR", "").lower() == "platform"
+
+
 def is_server_in_dev_mode() -> bool:
     """Return whether a server has routes that change the engine: JAXLLM_ or VLLM_SERVER_DEV_MODE is 1."""
     return "1" in (os.environ.get("JAXLLM_SERVER_DEV_MODE"), os.environ.get("VLLM_SERVER_DEV_MODE"))

@@ -126,15 +126,28 @@ def test_it_may_be_dropped_in_another_thread(cores: Cores) -> None:
     asyncio.run(run())
 
 
-def test_it_may_be_dropped_asleep_and_after_it_woke(cores: Cores) -> None:
+@pytest.mark.parametrize(("platform", "num_cores"), [("cpu", 1), ("gpu", 2)])
+def test_it_may_be_dropped_after_it_woke(cores: Cores, platform: str, num_cores: int) -> None:
+    cores.platform = platform
+
     async def run() -> None:
         llm = make(cores)
         await llm.sleep()
         await llm.wake_up()
         await read(llm, "a", params())
         del llm
-        await until(lambda: not cores.thread(1).is_alive(), END_SECONDS)
-        assert [core.num_shutdowns for core in cores.cores] == [1, 1]
+        await until(lambda: not cores.thread(num_cores - 1).is_alive(), END_SECONDS)
+        assert [core.num_shutdowns for core in cores.cores] == [1] * num_cores
+
+    asyncio.run(run())
+
+
+def test_it_may_be_dropped_asleep(cores: Cores) -> None:
+    async def run() -> None:
+        llm = make(cores)
+        await llm.sleep()
+        del llm
+        await until_ended(cores)
 
     asyncio.run(run())
 

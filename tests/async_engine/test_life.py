@@ -43,6 +43,8 @@ class Cores:
         self.cores: list[FakeCore] = []
         self.remotes: list[RemoteCore] = []
         self.engines: list[AsyncLLM] = []
+        self.platform = "cpu"
+        """What the cores say that they run on; on a "gpu" they end in place of sleeping."""
         self.before_start: Callable[[], None] = lambda: None
         self.before_step: Callable[[], None] = lambda: time.sleep(STEP_SECONDS)
 
@@ -54,7 +56,7 @@ class Cores:
         def begin(on_tokenizer: Callable[[None], None]):
             on_tokenizer(None)
             self.before_start()
-            return core, make_ready(stats=core.stats(), skip_tokenizer_init=True)
+            return core, make_ready(stats=core.stats(), skip_tokenizer_init=True, device_type=self.platform)
 
         remote = RemoteCore.in_thread(begin)
         self.remotes.append(remote)
@@ -101,7 +103,10 @@ async def soon[T](task: asyncio.Future[T]) -> T:
     return await asyncio.wait_for(task, END_SECONDS)
 
 
-def test_waking_waits_until_sleep_is_deep(cores: Cores) -> None:
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_waking_waits_until_sleep_is_deep(cores: Cores, platform: str) -> None:
+    cores.platform = platform
+
     async def run() -> None:
         llm = cores.make()
         reading = begin_read(llm, "a", 30)
@@ -112,7 +117,7 @@ def test_waking_waits_until_sleep_is_deep(cores: Cores) -> None:
         assert sleeping.done()
         assert (await reading).outputs[0].finish_reason == "length"
         assert not await llm.is_sleeping()
-        assert [remote.is_closed for remote in cores.remotes] == [True, False]
+        assert [remote.is_closed for remote in cores.remotes] == {"cpu": [False], "gpu": [True, False]}[platform]
         await soon(begin_read(llm, "b", 2))
 
     asyncio.run(run())
@@ -134,6 +139,8 @@ def test_sleep_that_is_cancelled_while_it_waits_is_undone(cores: Cores) -> None:
 
 
 def test_a_start_that_nobody_waits_for_any_more_goes_on(cores: Cores) -> None:
+    cores.platform = "gpu"
+
     async def run() -> None:
         llm = cores.make()
         await llm.sleep()
@@ -149,6 +156,8 @@ def test_a_start_that_nobody_waits_for_any_more_goes_on(cores: Cores) -> None:
 
 
 def test_an_event_loop_that_ends_during_a_start_leaves_no_core(cores: Cores) -> None:
+    cores.platform = "gpu"
+
     async def run() -> None:
         await llm.sleep()
         cores.before_start = lambda: time.sleep(0.3)
@@ -163,7 +172,9 @@ def test_an_event_loop_that_ends_during_a_start_leaves_no_core(cores: Cores) -> 
     assert not cores.thread(1).is_alive()
 
 
-def test_a_call_that_is_pending_when_the_engine_falls_asleep_ends(cores: Cores) -> None:
+def test_a_call_that_is_pending_when_the_core_is_to_end_asleep_ends(cores: Cores) -> None:
+    cores.platform = "gpu"
+
     async def run() -> None:
         llm = cores.make()
         calling = asyncio.create_task(llm.reset_prefix_cache())
@@ -243,6 +254,8 @@ def test_a_block_ends_its_engine_while_the_loop_goes_on(cores: Cores) -> None:
 
 
 def test_an_engine_that_closes_while_it_wakes_leaves_no_core(cores: Cores) -> None:
+    cores.platform = "gpu"
+
     async def run() -> None:
         llm = cores.make()
         await llm.sleep()
@@ -273,7 +286,10 @@ def test_another_thread_may_end_the_engine(cores: Cores, end: Callable[[AsyncLLM
     asyncio.run(run())
 
 
-def test_an_engine_that_is_shut_down_while_it_sleeps_says_so(cores: Cores) -> None:
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_an_engine_that_is_shut_down_while_it_sleeps_says_so(cores: Cores, platform: str) -> None:
+    cores.platform = platform
+
     async def run() -> None:
         llm = cores.make()
         await llm.pause_generation()
@@ -385,6 +401,7 @@ def test_a_search_is_in_hand_until_its_end(cores: Cores) -> None:
 
 def test_a_search_waits_at_the_gate(cores: Cores, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine is paused while its prompt is tokenized; what runs it is the core that is there after a sleep."""
+    cores.platform = "gpu"
 
     async def run() -> None:
         llm = cores.make()

@@ -12,6 +12,7 @@ import pytest
 
 from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.client.replicated_core import ReplicatedCore
+from jaxllm.engine.online import held_core
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
@@ -96,7 +97,7 @@ def test_replicas_that_are_killed_all_at_once_are_started_again() -> None:
         asyncio.run(run())
 
 
-def test_replicas_are_added_drained_and_named() -> None:
+def test_replicas_are_added_drained_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         remote = replicated(llm)
         with pytest.raises(VLLMValidationError, match="no replica 5"):
@@ -126,6 +127,7 @@ def test_replicas_are_added_drained_and_named() -> None:
         with pytest.raises(RuntimeError, match=r"A replica cannot be started: .*tensor_parallel_size=64"):
             await llm.scale_elastic_ep(2)
         assert sorted(llm.core_pids) == [0]
+        monkeypatch.setattr(held_core, "sleeps_in_place", lambda _: False)
         await llm.sleep()
         await llm.wake_up()
         assert sorted(llm.core_pids) == [0, 1], "as at the start"

@@ -19,6 +19,7 @@ from lib.mock_core import start_mock_process
 
 from jaxllm import LLM
 from jaxllm.engine.client.remote_core import RemoteCore
+from jaxllm.engine.online import held_core
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
@@ -120,8 +121,10 @@ def test_a_script_whose_core_dies_ends_with_the_reason(tmp_path: Path, repositor
     assert "SIGKILL" in printed.splitlines()[-1]
 
 
-def test_sleep_ends_the_core_and_wake_up_starts_another(tokenizer: str) -> None:
-    """Several times over: no file descriptor, no thread and no process is lost."""
+@pytest.mark.parametrize("in_place", [True, False])
+def test_sleeps_and_wakes_several_times(tokenizer: str, monkeypatch: pytest.MonkeyPatch, in_place: bool) -> None:
+    """In the core, or by its end and another's start: no file descriptor, no thread and no process is lost."""
+    monkeypatch.setattr(held_core, "sleeps_in_place", lambda _: in_place)
 
     def resources() -> tuple[int, int]:
         here = psutil.Process()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from jaxllm.engine.front.asleep import sleeps_in_place
 from jaxllm.exceptions import EngineBusyError, VLLMValidationError
 from jaxllm.llm import LLM
 from jaxllm.resolve.engine_args import EngineArgs
@@ -90,13 +91,29 @@ def test_nothing_runs_while_it_sleeps(llm: LLM, core: FakeCore) -> None:
     assert len(llm.generate("a", use_tqdm=False)) == 1
 
 
-@pytest.mark.parametrize("name", ["data_parallel_size", "nnodes"])
-def test_several_processes_cannot_sleep(core: FakeCore, tokenizer: Tokenizer, name: str) -> None:
-    llm = make_llm(core, tokenizer, **{name: 2})
-    with pytest.raises(VLLMValidationError, match=r"cannot sleep: .*(?i:shut)") as error:
+def test_several_hosts_cannot_sleep(core: FakeCore, tokenizer: Tokenizer) -> None:
+    llm = make_llm(core, tokenizer, nnodes=2)
+    with pytest.raises(VLLMValidationError, match=r"cannot sleep: .*Shut it down") as error:
         llm.sleep()
-    assert error.value.parameter == name
+    assert error.value.parameter == "nnodes"
     assert core.slept == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "allocator", "expected"),
+    [
+        ("cpu", "", True),
+        ("gpu", "", False),
+        ("gpu", "bfc", False),
+        ("gpu", "platform", True),
+        ("tpu", "platform", False),
+    ],
+)
+def test_a_core_sleeps_where_that_frees_memory_for_others(
+    monkeypatch: pytest.MonkeyPatch, platform: str, allocator: str, expected: bool
+) -> None:
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", allocator)
+    assert sleeps_in_place(platform) is expected
 
 
 def test_the_argument_is_taken() -> None:

@@ -45,6 +45,8 @@ class ReplicaSet:
         self._scale_error: str | None = None
         self._tend_at = 0.0
         self.router = Router(None)
+        self.sleep_level = 0
+        """The level at which the cores sleep: none is started meanwhile, and one that becomes ready sleeps too."""
         self.outputs: deque[EngineCoreOutputs] = deque()
         """The outcomes of steps that nobody has taken yet, oldest first."""
         self.end_message: str | None = None
@@ -157,7 +159,8 @@ class ReplicaSet:
 
     def wait(self) -> None:
         """Wait for a message, for a core's end or for the time to start one."""
-        rests = [each.restart_at - time.monotonic() for each in self._replicas if each.core is None]
+        lost = [] if self.sleep_level else [each for each in self._replicas if each.core is None]
+        rests = [each.restart_at - time.monotonic() for each in lost]
         self._selector.select(max(0.0, min(POLL_SECONDS, *rests, POLL_SECONDS)))
 
     def lose(self, replica: Replica, problem: str) -> None:
@@ -174,7 +177,7 @@ class ReplicaSet:
             self._scale_error = problem
         else:
             logger.error("replica %d is started again in %.0f s: %s", replica.index, seconds, problem)
-            if seconds == 0:
+            if seconds == 0 and not self.sleep_level:
                 self._restart(replica)
         self._end_if_hopeless(problem)
         self._place(replica, backlog, problem)
@@ -209,7 +212,7 @@ class ReplicaSet:
         self._tend_at = time.monotonic() + POLL_SECONDS
         self.retire()
         for replica in self._replicas:
-            if replica.core is None and time.monotonic() >= replica.restart_at:
+            if replica.core is None and not self.sleep_level and time.monotonic() >= replica.restart_at:
                 self._restart(replica)
 
     def _restart(self, replica: Replica) -> None:
@@ -330,6 +333,8 @@ class ReplicaSet:
         with self.losing(replica.index):
             if replica.poll_start():
                 logger.info("replica %d is ready", replica.index)
+                if self.sleep_level:
+                    core.drop_reply(core.begin_call("sleep", self.sleep_level))
                 for other in self._replicas:  # others, too, may have requests that none has begun
                     if not other.is_running or other is replica:
                         self._place(other, self._withdraw_backlog(other), "its replica could not be sent the request")

@@ -138,8 +138,10 @@ class ReplicatedCore(RemoteClient):
     def begin_call(self, method: str, *arguments: Any) -> int:
         """Call a method of every core that runs, without waiting; the id is for `take_reply` and `drop_reply`."""
         self.raise_if_dead()
-        if method == "reset_prefix_cache":
+        if method in ("reset_prefix_cache", "sleep"):
             self.replicas.router.forget_prefixes()
+        if method in ("sleep", "wake_up"):
+            self.replicas.sleep_level = arguments[0] if method == "sleep" else 0
         running, call = self.replicas.running(), GatheredCall(method)
         for replica in running[:1] if call.rule.asks_one else running:
             with self.replicas.losing(replica.index):

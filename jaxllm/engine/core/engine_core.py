@@ -108,6 +108,9 @@ class EngineCore(HoldsAdapters):
             raise RuntimeError("This engine was shut down: make a new one.")
         sequences = split(request)
         self._live.update(sequence.request_id for sequence in sequences)
+        if self._asleep:  # one of several front ends may not know it yet
+            self._refuse(sequences, RequestError("internal", "The engine sleeps."))
+            return
         try:
             if request.pooling_params is None:
                 self._validate(request.sampling_params)
@@ -275,12 +278,14 @@ class EngineCore(HoldsAdapters):
     def sleep(self, level: int) -> None:
         """Free weights and caches, and forget all that is cached, until `wake_up`.
 
-        At level 1 the host keeps the weights, unless the device is the host; at level 2 they are read again. Raises
-        VLLMValidationError while a request is unfinished.
+        At level 1 the host keeps the weights, unless the device is the host; at level 2 they are read again. A core
+        that sleeps goes on sleeping. Raises VLLMValidationError while a request is unfinished.
         """
         runner = self._runner
         if runner is None:
             raise RuntimeError("This engine was shut down: make a new one.")
+        if self._asleep:
+            return
         if self._preparing or self._scheduler.has_unfinished_requests():
             raise VLLMValidationError("requests are unfinished: run them to their end, or abort them, before sleep().")
         while self.has_unfinished_requests():  # what is left of requests that have ended

@@ -1,9 +1,11 @@
-"""Sleeping engines: whether one may sleep and may be woken, and what it refuses meanwhile."""
+"""Sleeping engines: where one sleeps, whether it may sleep and may be woken, and what it refuses meanwhile."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
+from jaxllm.config.environment import gives_gpu_memory_back
 from jaxllm.engine.transport.core_client import SLEEPING_PARTS
 from jaxllm.exceptions import EngineBusyError, VLLMValidationError
 from jaxllm.params.checks import shown
@@ -15,18 +17,18 @@ ASLEEP = "The engine sleeps: call wake_up() first."
 
 
 class Asleep:
-    """The parts of an engine that sleep, and at which level."""
+    """The parts of an engine that sleep, and at which level, as its front end knows."""
 
     def __init__(self) -> None:
         self.level = 0
         """0 if the whole engine is awake."""
         self.parts: frozenset[str] = frozenset()
 
-    def begin(self, level: int) -> None:
-        """Note that all parts sleep."""
-        self.level, self.parts = level, frozenset(SLEEPING_PARTS)
+    def begin(self, level: int, parts: Iterable[str] = SLEEPING_PARTS) -> None:
+        """Note that some parts sleep."""
+        self.level, self.parts = level, frozenset(parts)
 
-    def end(self, parts: list[str]) -> None:
+    def end(self, parts: Iterable[str] = SLEEPING_PARTS) -> None:
         """Note that some parts are awake."""
         self.parts -= set(parts)
         if not self.parts:
@@ -39,6 +41,13 @@ class Asleep:
             raise EngineBusyError(f"The engine sleeps: call wake_up() first, {part!r} is not awake yet.")
         if self.parts:
             raise EngineBusyError(ASLEEP)
+
+
+def sleeps_in_place(platform: str) -> bool:
+    """Return whether a core of its own process sleeps there. One that holds an accelerator ends instead: JAX keeps the
+    memory of a GPU for its process, unless its allocator is the platform's, and a process keeps its TPU.
+    """
+    return platform == "cpu" or (platform == "gpu" and gives_gpu_memory_back())
 
 
 def check_level(level: int, num_hosts: int) -> None:

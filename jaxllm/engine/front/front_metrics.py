@@ -42,14 +42,12 @@ class FrontMetrics:
         self._max_adapters, self._adapters = most, names
 
     def on_programs(self, programs: Sequence[Programs], *, sleep_level: int = 0) -> None:
-        """Take in how far each replica's programs are compiled, and the level of `sleep` that has ended its
-        core, if one has.
-        """
+        """Take in how far each replica's programs are compiled, and at which level the engine sleeps; 0 is awake."""
         for index, (num_compiled, is_warm) in enumerate(programs):
             self.of(index).on_programs(num_compiled, is_warm=is_warm, sleep_level=sleep_level)
 
     def on_new_cores(self) -> None:
-        """Go on counting with cores that begin at nothing, after a sleep."""
+        """Go on counting with cores that begin at nothing, after a sleep that has ended those before."""
         for metrics in self._engines:
             metrics.on_new_core(self._ready.stats)
 

@@ -150,7 +150,7 @@ def cache_config_info(config: VllmConfig) -> dict[str, str]:
 
 
 class CoreCounts(NamedTuple):
-    """The counters of one core since its start; a sleep ends the core and its counts."""
+    """The counters of one core since its start; a sleep may end the core and its counts."""
 
     preemptions: int
     prefix_requests: int
@@ -214,7 +214,7 @@ class EngineMetrics:
 
     def on_programs(self, num_compiled: int, *, is_warm: bool, sleep_level: int = 0) -> None:
         """Take in how many programs the present core has compiled, whether that is all of them, and the level of
-        `sleep` that has ended it, if one has.
+        `sleep`, 0 if it is awake.
         """
         self.num_compiled, self.is_warm, self.sleep_level = num_compiled, is_warm, sleep_level
 

@@ -38,7 +38,7 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
 
 _ASYNC_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and start a new engine from it"
 _REPLICAS = "is not supported; replicas that fail are started again, and check_health() says how the engine is"
-_CHECKPOINT = "is not supported yet; sleep() ends the core and frees the device, wake_up() starts it again"
+_CHECKPOINT = "is not supported yet; sleep() frees the device, wake_up() brings weights and caches back"
 ASYNC_REFUSES: Mapping[str, str] = {
     "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
     "finish_weight_update": _ASYNC_NEW_WEIGHTS,

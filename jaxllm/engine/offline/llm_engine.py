@@ -308,14 +308,10 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
         At level 1 the host keeps the weights, except on a CPU, where its memory is the device's; at level 2, and there,
         they are read from the checkpoint again. Compiled programs stay. An engine that sleeps already goes on sleeping.
-        Raises VLLMValidationError while a request is unfinished, whatever the mode, and for replicas or several hosts.
+        Raises VLLMValidationError while a request is unfinished, whatever the mode, and for several hosts.
         """
-        parallel = self.vllm_config.parallel_config
-        check_level(level, parallel.nnodes)
+        check_level(level, self.vllm_config.parallel_config.nnodes)
         check_mode(mode)
-        if parallel.data_parallel_size > 1:
-            message = "replicas cannot sleep: shutdown() frees their devices; with data_parallel_size=1 an engine does."
-            raise VLLMValidationError(message, parameter="data_parallel_size", value=parallel.data_parallel_size)
         if self._asleep.level:
             return
         if count := self.get_num_unfinished_requests():

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.core_messages import Alignment
-from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, for_replica
-from jaxllm.engine.front.asleep import ASLEEP, PauseMode, check_level, check_mode
-from jaxllm.engine.front.front_end import FrontEnd, checked_ids, refuse_given
+from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_tags
+from jaxllm.engine.front.front_end import checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.prompt_encoder import align_arguments
 from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
-from jaxllm.engine.online.async_core import AsyncCore, drop_core, end_from_thread
+from jaxllm.engine.online.async_core import AsyncCore, end_from_thread
 from jaxllm.engine.online.engine_client import TextClient
-from jaxllm.engine.online.gate import Changes, Gate
+from jaxllm.engine.online.gate import Gate
+from jaxllm.engine.online.held_core import HeldCore, StartCore
 from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
-from jaxllm.exceptions import EngineDeadError, EngineGenerateError, VLLMValidationError
+from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
@@ -35,7 +34,7 @@ from jaxllm.resolve.vllm_config import ModelConfig, VllmConfig
 from jaxllm.sampling_params import BeamSearchParams, SamplingParams
 from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.awaitable import awaitable
-from jaxllm.utils.fork_safety import check_home, engines_home
+from jaxllm.utils.fork_safety import check_home
 from jaxllm.utils.log import configure_log
 
 if TYPE_CHECKING:
@@ -44,9 +43,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-
-type _Start = Callable[[], tuple[RemoteClient, FrontEnd]]
-"""A function that starts a core and its front end, each time it is called."""
 
 
 class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
@@ -59,20 +55,16 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
     max_log_len: int | None = None
     """The most characters or token ids of a prompt that are logged; None is all."""
-    _finalizer: weakref.finalize[Any, Any] | None = None
 
-    def __init__(self, start: _Start, *, admission: Admission, logs_requests: bool = False) -> None:
+    def __init__(self, start: StartCore, *, admission: Admission, logs_requests: bool = False) -> None:
         """Start an engine; use `from_engine_args`."""
-        self._start = start
         self.log_requests = logs_requests
         """Whether ids and parameters of requests are logged, and at level DEBUG their prompts."""
         check_home()
         remote, self.front = start()
-        self._home = engines_home()
-        self.admission = admission
-        self._gate, self._changes = Gate(), Changes()
+        self.admission, self._gate = admission, Gate()
         self._requests = RunningRequests(self.front, admission, self._gate)
-        self._hold(self._joined(remote))
+        self._held = HeldCore(start, remote, self.front, self._requests, self._gate)
 
     @classmethod
     def from_engine_args(
@@ -142,6 +134,10 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         return self.vllm_config.model_config
 
     @property
+    def _core(self) -> AsyncCore:
+        return self._held.core
+
+    @property
     def core_pids(self) -> dict[int, int]:
         """Return the ids of the cores' processes by their replicas' numbers; none for a thread."""
         return self._core.remote.process_ids
@@ -164,7 +160,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     @property
     def dead_error(self) -> BaseException:
         """Return the error that requests get once the engine has ended."""
-        return self._core.dead_error or EngineDeadError("The engine core has ended.")
+        return self._held.dead_error
 
     async def generate(
         self,
@@ -349,7 +345,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
     def get_metrics(self) -> list[Metric]:
         """Return counts and times since the engine's start, as vLLM's metrics."""
-        self.front.metrics.on_programs(self._core.remote.programs(), sleep_level=self._gate.sleep_level)
+        self.front.metrics.on_programs(self._core.remote.programs(), sleep_level=self._gate.asleep.level)
         return self.front.metrics.snapshot()
 
     async def do_log_stats(self) -> None:
@@ -358,9 +354,9 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
 
     async def check_health(self) -> None:
         """Raise EngineDeadError if the core has ended or hangs, RuntimeError while the engine sleeps."""
-        self._check_awake()
+        self._held.check_awake()
         self._core.look()
-        self._check_awake()
+        self._held.check_awake()
 
     async def prefill_progress(self, request_id: str) -> tuple[int, int]:
         """Return the numbers of computed and of all tokens of a request's prompt; (0, 0) if the request has ended."""
@@ -427,7 +423,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         """
         check_int("new_data_parallel_size", new_data_parallel_size, 1, MAX_REPLICAS)
         check_int("drain_timeout", drain_timeout, 0, INT32_MAX)
-        self._check_awake()
+        self._held.check_awake()
         remote = self._core.remote
         if not isinstance(remote, ReplicatedCore):
             if new_data_parallel_size == 1:
@@ -437,56 +433,26 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         remote.replicas.scale(new_data_parallel_size, drain_timeout)
         while not remote.replicas.has_scaled(new_data_parallel_size):
             await asyncio.sleep(_POLL_SECONDS)
-            self._check_awake()
+            self._held.check_awake()
             self._core.look()
 
     async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
-        """End the core, and so release the device with all that it holds, until `wake_up`.
+        """Free the device's weights and caches until `wake_up`, as `LLM.sleep` does; where JAX would keep their memory
+        for the core's process, as `sleeps_in_place` says, end that process. A sleeping engine goes on sleeping.
 
         Running requests are aborted, or with mode "wait" end first; "keep" is refused.
         """
         check_level(level, self.vllm_config.parallel_config.nnodes)
         check_mode(mode)
-        asleep = EngineDeadError(ASLEEP)
-        await self._changes.make(lambda: self._core.close(error=asleep), lambda: self._fall_asleep(level, mode))
-
-    async def _fall_asleep(self, level: int, mode: PauseMode) -> None:
-        self._check_awake()
-        self._gate.sleep_level = level
-        try:
-            await self._settle(mode)
-            if not self._gate.is_sleeping:
-                raise self.dead_error  # it was shut down meanwhile
-        except BaseException:
-            self._gate.sleep_level = 0
-            raise
+        await self._held.sleep(level, mode)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Start the core again with the engine's arguments. The start goes on if the caller is cancelled."""
-        refuse_given(tags=tags)
-        self._home.check()
-        await self._changes.make(self._wake_up)
+        """Bring back the parts that `sleep` has freed: "weights", "kv_cache", or both for None. If the core has ended,
+        start it again, with both parts. This goes on if the caller is cancelled.
 
-    async def _wake_up(self) -> None:
-        if not self._gate.is_sleeping:
-            return
-        core = await asyncio.to_thread(lambda: self._joined(self._start()[0]))
-        if not self._gate.is_sleeping:  # it was shut down meanwhile
-            await core.close()
-            return
-        self._hold(core)
-        self._gate.sleep_level = 0
-        self.front.metrics.on_new_cores()
-
-    def _joined(self, remote: RemoteClient) -> AsyncCore:
-        """Return a core that ends when nobody holds it, as after a cancelled wake-up."""
-        return AsyncCore(remote, self._requests.take_outcome, self._requests.on_end, self._requests.outbox)
-
-    def _hold(self, core: AsyncCore) -> None:
-        """Use a core, which ends with this engine: the event loop holds the core, but not the engine."""
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        self._core, self._finalizer = core, weakref.finalize(self, drop_core, self._home, core)
+        Raises RuntimeError if a part cannot come back, as without memory for it; it goes on sleeping then.
+        """
+        await self._held.wake_up(check_tags(tags))
 
     async def is_sleeping(self) -> bool:
         """Return whether the engine sleeps."""
@@ -501,7 +467,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         was_paused = not self._gate.unpaused.is_set
         self._gate.unpaused.clear()
         try:
-            await self._settle(mode)
+            await self._held.settle(mode)
             if clear_cache and not await self.reset_prefix_cache():
                 logger.warning("the prefix cache keeps what it has: the core still has blocks in use")
         except BaseException:
@@ -542,7 +508,7 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         After `timeout` seconds, by default 5, a core's process is killed; a thread ends after the step that it is in.
         Any thread may call this. The event loop waits meanwhile, but for `aclose`.
         """
-        if self._home.is_here and not end_from_thread(self._core.loop, lambda: self.aclose(timeout)):
+        if self._held.home.is_here and not end_from_thread(self._core.loop, lambda: self.aclose(timeout)):
             self._gate.end()
             self._core.shutdown(timeout)
             self.front.close()
@@ -551,10 +517,10 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         """Do as `shutdown` does, while the event loop goes on."""
         if self._core.loop not in (None, asyncio.get_running_loop()):
             await asyncio.to_thread(self.shutdown, timeout)
-        elif self._home.is_here:
+        elif self._held.home.is_here:
             self._gate.end()
             await self._core.close(timeout)
-            await self._changes.wait()
+            await self._held.changes.wait()
             await asyncio.to_thread(self.front.close)
 
     def __enter__(self) -> Self:
@@ -569,19 +535,13 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     async def __aexit__(self, *_error: object) -> None:
         await self.aclose()
 
-    def _check_awake(self) -> None:
-        """Raise unless the engine can be called."""
-        self._home.check()
-        self._gate.check_awake(self._core.dead_error)
-        self._core.attach()
-
     def _check_open(self) -> None:
         """Raise unless the engine takes requests, now or after a pause."""
-        self._check_awake()
+        self._held.check_awake()
         self._gate.check_open()
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        self._check_awake()
+        self._held.check_awake()
         return await self._core.call(method, *arguments)
 
     async def _enter(self) -> None:
@@ -591,9 +551,3 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
             if self._gate.unpaused.is_set:
                 return
             await self._gate.unpaused.wait()
-
-    async def _settle(self, mode: PauseMode) -> None:
-        """Bring all running requests to an end."""
-        if mode == "abort":
-            await self.abort(self._requests.ids())
-        await self._requests.idle.wait()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from jaxllm.engine.front.asleep import ASLEEP
+from jaxllm.engine.front.asleep import Asleep
 from jaxllm.exceptions import EngineBusyError, EngineDeadError
 
 
@@ -62,19 +62,17 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_draining = False
-        self.sleep_level = 0
-        """The level at which the engine sleeps; 0 if it does not."""
+        self.asleep = Asleep()
         self.unpaused = Flag()
 
     @property
     def is_sleeping(self) -> bool:
         """Return whether the engine sleeps."""
-        return self.sleep_level > 0
+        return self.asleep.level > 0
 
     def check_awake(self, dead_error: EngineDeadError | None) -> None:
         """Raise EngineBusyError while the engine sleeps; `dead_error` is what has ended the core, if anything has."""
-        if self.is_sleeping:
-            raise EngineBusyError(ASLEEP)
+        self.asleep.check_awake()
         if dead_error is not None:
             raise dead_error
 
@@ -85,7 +83,7 @@ class Gate:
 
     def end(self) -> None:
         """Wake all tasks that wait, because the engine ends."""
-        self.sleep_level = 0
+        self.asleep.end()
         self.unpaused.set()
 
     def drain(self) -> None:

@@ -42,13 +42,15 @@ async def reset_encoder_cache(request: Request) -> dict[str, bool]:
 
 @router.post("/sleep", operation_id="sleep")
 async def sleep(request: Request, level: int = 1, mode: PauseMode = "abort") -> None:
-    """Stop the engine's core and release the device, until /wake_up."""
+    """Release the device's weights and KV cache, until /wake_up; running requests are aborted, or finish with mode
+    "wait".
+    """
     await request.app.state.engine_client.sleep(level, mode)
 
 
 @router.post("/wake_up", operation_id="wake_up")
 async def wake_up(request: Request) -> None:
-    """Start the engine's core again."""
+    """Bring back what /sleep has released: the parts that tags name, "weights" and "kv_cache", or both."""
     await request.app.state.engine_client.wake_up(request.query_params.getlist("tags") or None)
 
 

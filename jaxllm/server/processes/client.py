@@ -12,9 +12,10 @@ import zmq
 
 from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS
-from jaxllm.engine.front.asleep import PauseMode
+from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_tags, sleeps_in_place
 from jaxllm.engine.front.start import meet
 from jaxllm.engine.online.async_llm import AsyncLLM
+from jaxllm.engine.transport.core_client import SLEEPING_PARTS
 from jaxllm.engine.transport.sockets import Addresses, Meeting
 from jaxllm.engine.transport.wire import FrameError, FromCore, Told
 from jaxllm.exceptions import VLLMValidationError
@@ -22,6 +23,8 @@ from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.processes.board import Board, SharedAdmission
 
 _PAUSED = "paused"
+ASLEEP = "asleep"
+"""The kind of change whose value is a level of sleep, a mode of falling asleep, and the parts that sleep."""
 _NO_MEDIA = "no media"
 _ONE_ONLY = "is for a server with one front end: start it with api_server_count=1."
 
@@ -85,7 +88,7 @@ class ParentClient(RemoteCore):
 
 
 class SharedLLM(AsyncLLM):
-    """The engine of one of several front ends. Bounds, pauses and adapters are those of all."""
+    """The engine of one of several front ends. Bounds, pauses, sleep and adapters are those of all."""
 
     parent: ParentClient
 
@@ -104,8 +107,8 @@ class SharedLLM(AsyncLLM):
         return engine
 
     async def ask_parent(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the parent and return its answer."""
-        return await self._call(method, *arguments)
+        """Call a method of the parent, also while the engine sleeps, and return its answer."""
+        return await self._core.call(method, *arguments)
 
     async def tell(self, kind: str, key: str, value: Any) -> None:
         """Tell all front ends, this one too, of a change; return when all have taken it in."""
@@ -115,6 +118,8 @@ class SharedLLM(AsyncLLM):
         """Take in a change that is the engine's; ignore others."""
         if told.kind == _NO_MEDIA:
             await super().reset_mm_cache()
+        if told.kind == ASLEEP:
+            await self._take_sleep(told.value)
         if told.kind != _PAUSED:
             return
         if told.value is None:
@@ -141,13 +146,58 @@ class SharedLLM(AsyncLLM):
         """Forget all processed images and videos, at all front ends."""
         await self.tell(_NO_MEDIA, "", None)
 
-    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> NoReturn:
-        """Raise VLLMValidationError: the engine has other front ends."""
-        raise _for_one("sleep")
+    @property
+    def is_stopped(self) -> bool:
+        """Return whether the engine has ended; none is started in place of one that has ended asleep."""
+        return self._core.dead_error is not None
 
-    async def wake_up(self, tags: list[str] | None = None) -> NoReturn:
-        """Raise VLLMValidationError: the engine does not sleep."""
-        raise _for_one("wake_up")
+    async def sleep(self, level: int = 1, mode: PauseMode = "abort") -> None:
+        """Have the core sleep as `AsyncLLM.sleep` does, once the requests of all front ends have ended.
+
+        Raises VLLMValidationError for a core that would have to end instead.
+        """
+        self._check_sleeps("sleep")
+        check_level(level, self.vllm_config.parallel_config.nnodes)
+        check_mode(mode)
+        if not self._gate.is_sleeping:
+            await self._held.changes.make(lambda: self._sleep_all(level, mode))
+
+    async def _sleep_all(self, level: int, mode: PauseMode) -> None:
+        await self.tell(ASLEEP, "", [level, mode, SLEEPING_PARTS])
+        try:
+            await self.ask_parent("sleep", level)
+        except BaseException:
+            await self._wake_all(list(SLEEPING_PARTS))
+            raise
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Bring back the parts that `sleep` has freed, for all front ends."""
+        self._check_sleeps("wake_up")
+        parts = check_tags(tags)
+        await self._held.changes.make(lambda: self._wake_all(parts))
+
+    async def _wake_all(self, parts: list[str]) -> None:
+        asleep = self._gate.asleep
+        for part in parts:
+            if part in asleep.parts:
+                await self.ask_parent("wake_up", [part])
+                left = [other for other in SLEEPING_PARTS if other in asleep.parts and other != part]
+                await self.tell(ASLEEP, "", [asleep.level, "abort", left] if left else None)
+
+    async def _take_sleep(self, told: Any) -> None:
+        """Take in which parts of the core sleep, once this front end's requests have ended."""
+        if told is None:
+            self._gate.asleep.end()
+            return
+        level, mode, parts = told
+        await self._held.fall_asleep(level, mode)
+        self._gate.asleep.begin(level, parts)
+        self.front.inputs.forget_media()
+
+    def _check_sleeps(self, name: str) -> None:
+        """Raise VLLMValidationError for a core that would end in place of sleeping: its parent would end too."""
+        if not sleeps_in_place(self.vllm_config.device_config.device_type):
+            raise _for_one(name)
 
     async def scale_elastic_ep(self, new_data_parallel_size: int, drain_timeout: int = 300) -> NoReturn:
         """Raise VLLMValidationError: the engine has other front ends."""

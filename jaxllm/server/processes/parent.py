@@ -23,6 +23,7 @@ from jaxllm.engine.transport.wire import Call, Failure, FromCore, Heartbeat, Rep
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.server.operations.prometheus import CoreProcesses, EngineCollector
 from jaxllm.server.processes.board import Board
+from jaxllm.server.processes.client import ASLEEP
 from jaxllm.server.processes.front_process import FrontProcess, Settings
 from jaxllm.server.processes.relay import Relay
 from jaxllm.server.processes.reports import Report, is_of_core, merged, read, totals
@@ -65,8 +66,8 @@ class _Seat:
 class _Engine:
     """The cores' metrics and processes, for collectors."""
 
-    def __init__(self, remote: RemoteClient, relay: Relay) -> None:
-        self._remote, self._relay = remote, relay
+    def __init__(self, remote: RemoteClient, relay: Relay, sleep_level: Callable[[], int]) -> None:
+        self._remote, self._relay, self._sleep_level = remote, relay, sleep_level
 
     @property
     def core_pids(self) -> dict[int, int]:
@@ -75,7 +76,7 @@ class _Engine:
 
     def get_metrics(self) -> list[Metric]:
         """Return the metrics of cores and steps."""
-        self._relay.metrics.on_programs(self._remote.programs())
+        self._relay.metrics.on_programs(self._remote.programs(), sleep_level=self._sleep_level())
         return [each for each in self._relay.metrics.snapshot() if is_of_core(each.name)]
 
 
@@ -163,7 +164,7 @@ class Parent:
 
     def _collect(self, remote: RemoteClient, relay: Relay) -> CollectorRegistry:
         """Return a registry of the metrics that are no front end's."""
-        registry, engine = CollectorRegistry(), _Engine(remote, relay)
+        registry, engine = CollectorRegistry(), _Engine(remote, relay, lambda: self._state.get((ASLEEP, ""), [0])[0])
         registry.register(EngineCollector(engine, self._prefix))
         registry.register(CoreProcesses(engine))
         ProcessCollector(registry=registry)

@@ -128,7 +128,7 @@ class Relay:
             reply = self._remote.take_reply(call_id)
             if reply is not None:
                 del self._calls[call_id]
-                if call.method == "reset_prefix_cache" and reply.value:
+                if (call.method == "reset_prefix_cache" and reply.value) or call.method == "sleep":
                     self.metrics.forget_hits()
                 front.send(Reply(call.call_id, reply.value, reply.error))
 

@@ -271,6 +271,35 @@ def test_a_pause_holds_for_all_and_for_those_who_come_later(pair: Pair) -> None:
     assert [pair.ask("GET", "/is_paused").json for _ in range(4)] == [{"is_paused": False}] * 4
 
 
+def test_a_sleep_holds_for_all_and_for_those_who_come_later(pair: Pair) -> None:
+    def states(name: str) -> list[Any]:
+        return [pair.ask("GET", f"/{name}").json["is_sleeping"] for _ in range(6)]
+
+    def is_in_state(state: str) -> bool:
+        lines = pair.ask("GET", "/metrics").body.decode().splitlines()
+        [line] = [line for line in lines if "engine_sleep_state{" in line and f'"{state}"' in line]
+        return line.endswith(" 1.0")
+
+    until(pair.is_whole)
+    pid = pair.core().pid
+    with streams(pair, 4) as answers:
+        assert pair.ask("POST", "/sleep?level=2").status == 200
+        assert all(b'"finish_reason":"abort"' in answer.read() for answer in answers)
+    pair.fronts()[1].kill()
+    until(lambda: len(pair.fronts()) == 2)
+    until(lambda: sum(pair.ask("GET", "/health").status == 503 for _ in range(6)) == 6)
+    assert states("is_sleeping") == [True] * 6
+    assert is_in_state("discard_all")
+    assert pair.ask("POST", "/v1/completions", {"prompt": "ab", "max_tokens": 2}).status == 503
+    assert pair.ask("POST", "/wake_up?tags=weights").status == 200
+    assert states("is_sleeping") == [True] * 6
+    assert pair.ask("POST", "/wake_up?tags=kv_cache").status == 200
+    assert states("is_sleeping") == [False] * 6
+    assert is_in_state("awake")
+    assert pair.core().pid == pid
+    assert pair.ask("POST", "/v1/completions", {"prompt": "ab", "max_tokens": 2}).status == 200
+
+
 def test_adapters_are_known_to_all(pair: Pair) -> None:
     def names() -> list[set[str]]:
         return [{each["id"] for each in pair.ask("GET", "/v1/models").json["data"]} for _ in range(4)]
@@ -308,8 +337,6 @@ def test_the_first_serves_grpc_and_so_does_its_successor(pair: Pair) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
-        ("POST", "/sleep", None),
-        ("POST", "/wake_up", None),
         ("POST", "/scale_elastic_ep", {"new_data_parallel_size": 2}),
         ("GET", "/v1/responses/resp_1", None),
         ("DELETE", "/v1/responses/resp_1", None),
