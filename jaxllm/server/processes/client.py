@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, NoReturn, Self
 
 import zmq
@@ -159,10 +160,20 @@ class SharedLLM(AsyncLLM):
         self._check_sleeps("sleep")
         check_level(level, self.vllm_config.parallel_config.nnodes)
         check_mode(mode)
-        if not self._gate.is_sleeping:
-            await self._held.changes.make(lambda: self._sleep_all(level, mode))
+        await self._held.changes.make(lambda: self._in_turn(self._sleep_all(level, mode)))
+
+    async def _in_turn(self, change: Coroutine[Any, Any, None]) -> None:
+        """Change whether the engine sleeps, once no other front end does: then this one knows what sleeps."""
+        with contextlib.closing(change):
+            await self.ask_parent("take_turn")
+            try:
+                await change
+            finally:
+                await self.ask_parent("end_turn")
 
     async def _sleep_all(self, level: int, mode: PauseMode) -> None:
+        if self._gate.is_sleeping:
+            return
         await self.tell(ASLEEP, "", [level, mode, SLEEPING_PARTS])
         try:
             await self.ask_parent("sleep", level)
@@ -174,7 +185,7 @@ class SharedLLM(AsyncLLM):
         """Bring back the parts that `sleep` has freed, for all front ends."""
         self._check_sleeps("wake_up")
         parts = check_tags(tags)
-        await self._held.changes.make(lambda: self._wake_all(parts))
+        await self._held.changes.make(lambda: self._in_turn(self._wake_all(parts)))
 
     async def _wake_all(self, parts: list[str]) -> None:
         asleep = self._gate.asleep

@@ -117,6 +117,8 @@ class Parent:
         self._told_ids = itertools.count()
         self._tells: dict[int, tuple[FrontProcess, Call, set[FrontProcess]]] = {}
         """Changes that some front ends have not acknowledged: who asked, and whom it waits for."""
+        self._turns: list[tuple[FrontProcess, Call]] = []
+        """The front ends that change whether the engine sleeps: the first has its turn, the others wait for theirs."""
         self._state: dict[tuple[str, str], Any] = {}
         """The last value of what was told and not taken back, for front ends that come later."""
         self._ended: Report = []
@@ -277,6 +279,7 @@ class Parent:
         self._board.clear(front.index)
         for told_id in list(self._tells):
             self._acknowledge(told_id, front)
+        self._end_turns(front)
         seat.front = None
         front.close()
         if self._num_ends or self._refusal is not None:
@@ -316,6 +319,13 @@ class Parent:
                 case Call(_, "acknowledge", [told_id]):
                     front.send(Reply(message.call_id))
                     self._acknowledge(told_id, front)
+                case Call(_, "take_turn", _):
+                    self._turns.append((front, message))
+                    if len(self._turns) == 1:
+                        front.send(Reply(message.call_id))
+                case Call(_, "end_turn", _):
+                    front.send(Reply(message.call_id))
+                    self._end_turns(front)
                 case _:
                     relay.take(front, message)
 
@@ -346,6 +356,14 @@ class Parent:
             del self._tells[told_id]
             if asker in set(self._fronts()):
                 asker.send(Reply(call.call_id))
+
+    def _end_turns(self, front: FrontProcess) -> None:
+        """End the turn that a front end has or waits for, and give it to the next one if it had it."""
+        first = self._turns[:1]
+        self._turns = [turn for turn in self._turns if turn[0] is not front]
+        if self._turns and self._turns[:1] != first:
+            after, call = self._turns[0]
+            after.send(Reply(call.call_id))
 
     # -- The end --------------------------------------------------------------------------------------------------
 

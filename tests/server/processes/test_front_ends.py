@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,20 @@ def test_a_sleep_holds_for_all_and_for_those_who_come_later(pair: Pair) -> None:
     assert is_in_state("awake")
     assert pair.core().pid == pid
     assert pair.ask("POST", "/v1/completions", {"prompt": "ab", "max_tokens": 2}).status == 200
+
+
+def test_sleeps_and_wake_ups_at_once_leave_all_with_what_the_core_does(pair: Pair) -> None:
+    body = {"prompt": "ab", "max_tokens": 2}
+    until(pair.is_whole)
+    for number in range(6):
+        paths = ["/sleep?level=1", "/wake_up"] * 4 if number % 2 else ["/wake_up", "/sleep?level=2"] * 4
+        with ThreadPoolExecutor(len(paths)) as pool:
+            assert [answer.status for answer in pool.map(lambda path: pair.ask("POST", path), paths)] == [200] * 8
+        states = {pair.ask("GET", "/is_sleeping").json["is_sleeping"] for _ in range(4)}
+        assert len(states) == 1
+        assert pair.ask("POST", "/v1/completions", body).status == (503 if states.pop() else 200)
+        assert pair.ask("POST", "/wake_up").status == 200
+        assert pair.ask("POST", "/v1/completions", body).status == 200
 
 
 def test_adapters_are_known_to_all(pair: Pair) -> None:
