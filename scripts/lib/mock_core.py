@@ -36,6 +36,7 @@ from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.core.core_process import serve
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.start import start_in_process
+from jaxllm.engine.transport.core_client import SLEEPING_PARTS
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.store import AdapterStore, HoldsAdapters
@@ -113,6 +114,8 @@ class MockCore(HoldsAdapters):
         self._streams: dict[str, _Stream] = {}
         self._reports: list[EngineCoreOutput] = []
         self._num_steps = self._num_tokens = 0
+        self._asleep: set[str] = set()
+        """The parts that sleep."""
 
     def has_unfinished_requests(self) -> bool:
         """Return whether a step has something to do or to report."""
@@ -121,6 +124,10 @@ class MockCore(HoldsAdapters):
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request; a request that needs a model ends with an error."""
         sequences = split(request)
+        if self._asleep:
+            for sequence in sequences:
+                self.fail(sequence.request_id, RequestError("internal", "The engine sleeps."))
+            return
         try:
             self.check(request.sampling_params)
         except VLLMValidationError as error:
@@ -213,10 +220,13 @@ class MockCore(HoldsAdapters):
         return reset_running_requests or not self._streams
 
     def sleep(self, level: int) -> None:
-        """Do nothing: there are no weights and no caches."""
+        """Refuse requests until `wake_up`: there are no weights and no caches to free."""
+        del level
+        self._asleep = set(SLEEPING_PARTS)
 
     def wake_up(self, tags: list[str]) -> None:
-        """Do nothing, as in `sleep`."""
+        """Take requests again once all parts are awake."""
+        self._asleep -= set(tags)
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

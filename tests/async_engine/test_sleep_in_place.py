@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
@@ -185,4 +186,23 @@ def test_replicas_sleep_and_one_that_dies_asleep_stays_away_until_they_wake() ->
         assert llm.core_pids[0] == pids[0]
 
     with mock_llm(tiny_args(data_parallel_size=2), in_process=True) as llm:
+        asyncio.run(run())
+
+
+@pytest.mark.usefixtures("killed_asleep")
+def test_a_core_that_is_shut_down_while_it_wakes_ends() -> None:
+    async def run() -> None:
+        await llm.sleep(2)
+        pid = llm.core_pids[0]
+        waking = asyncio.create_task(llm.wake_up())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await llm.aclose()
+        with pytest.raises(EngineDeadError, match="shut down"):
+            await soon(waking)
+        assert not psutil.pid_exists(pid)
+        assert llm.is_stopped
+        assert not await llm.is_sleeping()
+
+    with mock_llm(tiny_args(), in_process=True) as llm:
         asyncio.run(run())

@@ -301,18 +301,16 @@ def test_a_sleep_holds_for_all_and_for_those_who_come_later(pair: Pair) -> None:
     assert pair.ask("POST", "/v1/completions", {"prompt": "ab", "max_tokens": 2}).status == 200
 
 
-def test_sleeps_and_wake_ups_at_once_leave_all_with_what_the_core_does(pair: Pair) -> None:
-    body = {"prompt": "ab", "max_tokens": 2}
+def test_a_wake_up_waits_for_a_sleep_at_another_front_end(pair: Pair) -> None:
     until(pair.is_whole)
-    for number in range(6):
-        paths = ["/sleep?level=1", "/wake_up"] * 4 if number % 2 else ["/wake_up", "/sleep?level=2"] * 4
-        with ThreadPoolExecutor(len(paths)) as pool:
-            assert [answer.status for answer in pool.map(lambda path: pair.ask("POST", path), paths)] == [200] * 8
-        states = {pair.ask("GET", "/is_sleeping").json["is_sleeping"] for _ in range(4)}
-        assert len(states) == 1
-        assert pair.ask("POST", "/v1/completions", body).status == (503 if states.pop() else 200)
-        assert pair.ask("POST", "/wake_up").status == 200
-        assert pair.ask("POST", "/v1/completions", body).status == 200
+    with ThreadPoolExecutor() as pool, streams(pair, 4, max_tokens=150):
+        sleeping = pool.submit(pair.ask, "POST", "/sleep?mode=wait")
+        until(lambda: all(pair.ask("GET", "/is_sleeping").json["is_sleeping"] for _ in range(6)))
+        assert not sleeping.done()
+        waking = list(pool.map(lambda _: pair.ask("POST", "/wake_up").status, range(4)))
+        assert (sleeping.result().status, waking) == (200, [200] * 4)
+    assert [pair.ask("GET", "/is_sleeping").json for _ in range(4)] == [{"is_sleeping": False}] * 4
+    assert pair.ask("POST", "/v1/completions", {"prompt": "ab", "max_tokens": 2}).status == 200
 
 
 def test_adapters_are_known_to_all(pair: Pair) -> None:
