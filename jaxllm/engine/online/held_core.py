@@ -6,6 +6,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.front.asleep import ASLEEP, PauseMode, sleeps_in_place
@@ -15,7 +16,7 @@ from jaxllm.engine.online.gate import Changes, Gate
 from jaxllm.engine.online.running_requests import RunningRequests
 from jaxllm.engine.transport.core_client import SLEEPING_PARTS
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.utils.fork_safety import Home, engines_home
+from jaxllm.utils.fork_safety import engines_home
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class HeldCore:
         self.home = engines_home()
         self.changes = Changes()
         """The changes between sleeping and waking, of which one is under way at a time."""
-        self._finalizer: weakref.finalize[[Home, AsyncCore], HeldCore] | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
         self._hold(self._joined(remote))
 
     @property
