@@ -34,7 +34,7 @@ class HeldCore:
         self._start, self._front, self._requests, self._gate = start, front, requests, gate
         self.home = engines_home()
         self.changes = Changes()
-        """The changes between sleeping and waking, of which one is under way at a time."""
+        """The changes between sleeping and waking: one is under way at a time."""
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._hold(self._joined(remote))
 
