@@ -23,6 +23,7 @@ from operator import attrgetter
 from jaxllm.core_messages import EngineCoreOutput, EngineCoreRequest, NextTokens, RequestError, SchedulerStats
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.scheduling.admission import Admission
+from jaxllm.scheduling.cache.fetch_times import FetchTimes
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
 from jaxllm.scheduling.cache.tiers import Files, Tiers
@@ -66,6 +67,8 @@ class Scheduler:
         self.config, self._clock, self._files = config, clock, files
         self._counters = _Counters()
         self._times = StepTimes()
+        self.fetch_times = FetchTimes(self._times, config.max_num_batched_tokens)
+        """They tell whether a prefix comes sooner from a tier than by computing."""
         self._begin()
         settings = config.speculation
         self._speculation = None if settings is None else Speculation(settings, self.cache)
@@ -74,7 +77,7 @@ class Scheduler:
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
-        self.tiers = Tiers(self.cache, self.config.num_host_blocks, self._files)
+        self.tiers = Tiers(self.cache, self.config.num_host_blocks, self.fetch_times, self._files)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         shares = PromptShares(self.config, self._times)

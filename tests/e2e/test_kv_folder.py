@@ -13,23 +13,11 @@ import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.tiers import folder as folder_module
-from tests.e2e.test_kv_offloading import make_jobs
+from tests.e2e.test_kv_offloading import ARGUMENTS, make_jobs
 from tests.e2e.tiny_engine import Job, bits, run_together, tiny_llm
 from tests.execution.test_block_folder import files_in, mutate
 
 pytestmark = pytest.mark.engine
-
-
-ARGUMENTS = {
-    "batch_invariant": True,
-    "max_num_seqs": 2,
-    "max_num_batched_tokens": 64,
-    "max_model_len": 192,
-    "num_gpu_blocks_override": 26,
-    "kv_offloading_size": 0.05,
-    "cudagraph_capture_sizes": [8],
-}
-"""The devices hold two requests at a time, the host all."""
 
 
 def run(case: str, folder: Path, jobs: list[Job], **changes: Any) -> tuple[list[Any], list[int], int]:
@@ -57,8 +45,7 @@ def test_a_later_engine_finds_what_an_earlier_one_computed(case: str, tmp_path: 
 UNENDED = """
 import sys
 from pathlib import Path
-from tests.e2e.test_kv_folder import ARGUMENTS
-from tests.e2e.test_kv_offloading import make_jobs
+from tests.e2e.test_kv_offloading import ARGUMENTS, make_jobs
 from tests.e2e.tiny_engine import folder, run_together
 from jaxllm import LLM
 llm = LLM(

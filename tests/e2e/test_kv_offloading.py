@@ -10,6 +10,7 @@ import pytest
 
 from jaxllm import LLM, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.scheduling.cache.fetch_times import Part, PartTime
 from tests.e2e.inside import assert_nothing_left
 from tests.e2e.tiny_engine import NUM_LOGPROBS, Job, RecordingScheduler, bits, run_alone, run_together, tiny_llm
 
@@ -39,12 +40,21 @@ SETTINGS = (
 )
 
 
+ARGUMENTS: dict[str, Any] = {
+    "batch_invariant": True,
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 64,
+    "max_model_len": 192,
+    "num_gpu_blocks_override": 26,
+    "kv_offloading_size": 0.05,
+    "cudagraph_capture_sizes": [8],
+}
+
+
 @pytest.fixture(scope="module", params=SETTINGS, ids=lambda setting: "-".join([setting.case, *setting.changes]))
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
     """Start an engine whose devices hold two requests at a time, and whose host holds all."""
-    arguments = {"batch_invariant": True, "max_num_seqs": 2, "max_num_batched_tokens": 64, "max_model_len": 192}
-    arguments |= {"num_gpu_blocks_override": 26, "kv_offloading_size": 0.05, "cudagraph_capture_sizes": [8]}
-    with tiny_llm(request.param.case, **(arguments | request.param.changes)) as (llm, scheduler):
+    with tiny_llm(request.param.case, **(ARGUMENTS | request.param.changes)) as (llm, scheduler):
         yield llm, scheduler
         assert_nothing_left(scheduler)
 
@@ -94,6 +104,43 @@ def test_the_host_forgets_when_it_is_told_to(engine: Engine) -> None:
     [again] = run_together(llm, [job])
     assert again.num_cached_tokens == 0
     assert bits(again) == bits(output) or output.num_cached_tokens
+
+
+def test_a_slow_host_is_left_alone(engine: Engine) -> None:
+    llm, scheduler = engine
+    jobs, times, tiers = make_jobs(), scheduler.fetch_times, scheduler.tiers
+    expected = [run_together(llm, jobs) for _ in range(2)][-1]
+    assert tiers.num_loaded_blocks > 0
+    times.most_refused = 10**9
+    try:
+        assert not times.pays({Part(0, reads_files=False): 1}, num_tokens=0, num_left=1), "no fetch was measured"
+        num_loaded, num_refused = tiers.num_loaded_blocks, times.num_refused
+        hour = [PartTime(Part(0, reads_files=False), num_blocks, 3600.0) for num_blocks in range(1, 13)]
+        for _ in range(9):
+            times.record(hour)
+        outputs = run_together(llm, jobs)
+        assert (tiers.num_loaded_blocks, times.num_refused > num_refused) == (num_loaded, True)
+        assert list(map(bits, outputs)) == list(map(bits, expected))
+    finally:
+        times.most_refused = 0
+    scheduler.check()
+
+
+@pytest.mark.parametrize("case", ["llama3_tied", "qwen3_next"])
+def test_a_preempted_request_goes_on_from_the_host(case: str) -> None:
+    rng = random.Random(5)
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=80, logprobs=NUM_LOGPROBS, ignore_eos=True)
+    # No two begin alike: what comes back was a preempted request's.
+    jobs = [Job([rng.randrange(3, 256) for _ in range(100)], params) for _ in range(8)]
+    with tiny_llm(case, **ARGUMENTS) as (llm, scheduler):
+        expected = run_together(llm, jobs)
+        assert scheduler.stats().num_preemptions == 0
+    with tiny_llm(case, **(ARGUMENTS | {"num_gpu_blocks_override": 18})) as (llm, scheduler):
+        outputs = run_together(llm, jobs)
+        scheduler.check()
+        assert scheduler.stats().num_preemptions > 0
+        assert scheduler.tiers.num_loaded_blocks > 0
+    assert list(map(bits, outputs)) == list(map(bits, expected))
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ class RecordingScheduler(Scheduler):
 
     def __init__(self, config: SchedulerConfig, files: Files | None = None) -> None:
         super().__init__(config, files=files)
+        self.fetch_times.most_refused = 0  # what is fetched depends on no clock
         self.plans: list[StepPlan] = []
         self.in_flight: tuple[StepPlan, ...] = ()
         self.before_plan: Callable[[], None] = lambda: None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from jaxllm.scheduling.cache.fetch_times import Part, PartTime
 from jaxllm.scheduling.cache.tiers import Load, Moves, Save, Tiers
 
 _FAILS = 0.05
+_SECONDS = (0.0001, 0.004, 1.0)
+"""The seconds that a block may take: sooner than a step's tokens for it, about as long, and longer."""
 
 
 class Device(Protocol):
@@ -24,6 +29,10 @@ class FakeHost:
 
     def __init__(self, block_size: int, seed: int = 0) -> None:
         self._size, self._random = block_size, random.Random(seed)
+        self.fails, self.writes = _FAILS, 0.5
+        """The shares of moves that fail, and of saves that are written to files."""
+        self.block_seconds: Sequence[float] = _SECONDS
+        """A block of a fetch takes one of these."""
         self._files: dict[tuple[int, bytes], Any] = {}
         self.lose_moves()
         self.num_loads = self.num_from_files = self.num_given_up = self.num_failures = 0
@@ -57,16 +66,16 @@ class FakeHost:
         rng = self._random
         while self._saves and (all_of_them or rng.random() < 0.5):
             save, content = self._saves.pop(0)
-            is_right = rng.random() >= _FAILS
+            is_right = rng.random() >= self.fails
             self._slots[save.holder, save.slot] = content if is_right else None
             self.num_failures += not is_right
-            if is_right and rng.random() < 0.5:
+            if is_right and rng.random() < self.writes:
                 self._files[save.holder, save.content[0]] = content
             tiers.end_save(save, is_right=is_right)
         for number in list(self._fetches):
             if not all_of_them and rng.random() < 0.5:
                 continue
-            loads, is_right = self._fetches.pop(number), rng.random() >= _FAILS
+            loads, is_right = self._fetches.pop(number), rng.random() >= self.fails
             self.num_from_files += sum(load.is_in_file for load in loads)
             self.num_failures += not is_right
             for load in loads:
@@ -77,7 +86,13 @@ class FakeHost:
                 if is_right or rng.random() < 0.5:  # one that fails may have filled some
                     self._write(device, load.holder, load.block_id, self._slots[load.holder, load.slot])
                     self.num_loads += 1
-            tiers.end_fetch(number, is_right=is_right)
+            tiers.end_fetch(number, is_right=is_right, times=self._times(loads))
+
+    def _times(self, loads: Sequence[Load]) -> list[PartTime]:
+        seconds = self._random.choice(self.block_seconds)
+        counts = Counter(Part(load.holder, reads_files=False) for load in loads)
+        counts.update(Part(load.holder, reads_files=True) for load in loads if load.is_in_file)
+        return [PartTime(part, number, seconds * number) for part, number in counts.items()]
 
     def _read(self, device: Device, holder: int, block_id: int) -> Any:
         if holder == len(device.digests):

@@ -67,6 +67,7 @@ WANTED = {
     "block loaded",
     "block loaded from a file",
     "fetch given up",
+    "fetch refused",
     "move that failed",
     "refusal of multi_modal_data",
     *(f"fork of a {state} request" for state in ("waiting", "running", "parked", "gone")),
@@ -353,6 +354,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.seen["block loaded"] += self.simulation.host.num_loads
             self.seen["block loaded from a file"] += self.simulation.host.num_from_files
             self.seen["fetch given up"] += self.simulation.host.num_given_up
+            self.seen["fetch refused"] += self.simulation.scheduler.fetch_times.num_refused
             self.seen["move that failed"] += self.simulation.host.num_failures
             self.seen["cached picture"] += self.simulation.num_holds - self.simulation.num_encodes
             self.seen["prefix hit"] += self.simulation.scheduler.stats().prefix_cache_hits

@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import batched
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax import Array
 
@@ -27,6 +28,7 @@ from jaxllm.execution.options import running
 from jaxllm.execution.tiers.folder import BlockFolder
 from jaxllm.execution.tiers.host_pool import HostPool
 from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS
+from jaxllm.scheduling.cache.fetch_times import Part, PartTime
 from jaxllm.scheduling.cache.tiers import Load, Moves, Save, Tiers
 
 logger = logging.getLogger(__name__)
@@ -85,12 +87,12 @@ class Mover:
             save, is_right = ended.saves.popleft()
             tiers.end_save(save, is_right=is_right)
         while ended.fetches:
-            number, fillings = ended.fetches.popleft()
+            number, fillings, times = ended.fetches.popleft()
             is_wanted = number in ended.fetching
             ended.fetching.discard(number)
             for filling in (fillings or ()) if is_wanted else ():
                 self._launcher.fill_blocks(*filling)
-            tiers.end_fetch(number, is_right=is_wanted and fillings is not None)
+            tiers.end_fetch(number, is_right=is_wanted and fillings is not None, times=times)
 
     def wait(self, seconds: float) -> None:
         """Wait until some move has ended, but no longer than some seconds."""
@@ -165,29 +167,46 @@ class Mover:
 
     @running()
     def _fetch(self, current: _Round, number: int, loads: Sequence[Load]) -> None:
-        fillings = None
+        fillings, times = None, list[PartTime]()
         try:
-            if number in current.fetching and all(map(self._read_file, loads)):
-                fillings = list(self._read(loads))
+            if number in current.fetching:
+                fillings = self._prepare(loads, times)
         except Exception:
             logger.exception("%d blocks could not be fetched from the host", len(loads))
-        current.fetches.append((number, fillings))
+        current.fetches.append((number, fillings, times))
         current.has_ended.set()
 
-    def _read_file(self, load: Load) -> bool:
-        """Read a load's file into its slot, if it is in one; return False if the file is not right."""
-        if self.files is None or not load.is_in_file:
-            return True
-        return self.files.read(load.holder, load.content, self._hosts[load.holder].row(load.slot))
-
-    def _read(self, loads: Sequence[Load]) -> Iterator[_Filling]:
+    def _prepare(self, loads: Sequence[Load], times: list[PartTime]) -> list[_Filling] | None:
+        """Send the content of loads to the devices, and note how long it takes; return None if a file is not right."""
         by_holder: Mapping[int, list[Load]] = defaultdict(list)
         for load in loads:
             by_holder[load.holder].append(load)
         for holder, of_holder in by_holder.items():
-            for some in batched(of_holder, MOVED_BLOCKS):
-                content = self._hosts[holder].read([load.slot for load in some], MOVED_BLOCKS)
-                yield _Filling(holder, _ids([load.block_id for load in some]), content)
+            from_files = [load for load in of_holder if load.is_in_file]
+            begun = time.monotonic()
+            if not all(map(self._read_file, from_files)):
+                return None
+            if from_files:
+                times.append(_time_since(begun, Part(holder, reads_files=True), len(from_files)))
+        fillings = list[_Filling]()
+        for holder, of_holder in by_holder.items():
+            begun = time.monotonic()
+            sent = list(self._send(holder, of_holder))
+            jax.block_until_ready([filling.content for filling in sent])
+            times.append(_time_since(begun, Part(holder, reads_files=False), len(of_holder)))
+            fillings += sent
+        return fillings
+
+    def _read_file(self, load: Load) -> bool:
+        """Read a load's file into its slot; return False if the file is not right."""
+        assert self.files is not None
+        return self.files.read(load.holder, load.content, self._hosts[load.holder].row(load.slot))
+
+    def _send(self, holder: int, loads: Sequence[Load]) -> Iterator[_Filling]:
+        """Begin to send the content of a holder's slots to the devices, some blocks at a time."""
+        for some in batched(loads, MOVED_BLOCKS):
+            content = self._hosts[holder].read([load.slot for load in some], MOVED_BLOCKS)
+            yield _Filling(holder, _ids([load.block_id for load in some]), content)
 
 
 class _Round:
@@ -197,8 +216,8 @@ class _Round:
         self.fetching: set[int] = set()
         """The fetches that are wanted."""
         self.saves: deque[tuple[Save, bool]] = deque()
-        self.fetches: deque[tuple[int, list[_Filling] | None]] = deque()
-        """None stands for the content of a fetch that has failed."""
+        self.fetches: deque[tuple[int, list[_Filling] | None, list[PartTime]]] = deque()
+        """By number, the content, or None for a fetch that has failed, and the times of its parts."""
         self.has_ended = threading.Event()
 
 
@@ -210,6 +229,10 @@ def _submit(executor: ThreadPoolExecutor, function: Callable[..., Any], *args: A
         done: Future[Any] = Future()
         done.set_result(function(*args))
         return done
+
+
+def _time_since(begun: float, part: Part, num_blocks: int) -> PartTime:
+    return PartTime(part, num_blocks, time.monotonic() - begun)
 
 
 def _ids(block_ids: Sequence[int]) -> np.ndarray:

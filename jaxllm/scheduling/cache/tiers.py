@@ -3,7 +3,9 @@
 The scheduler decides which blocks move. `Moves` is what it asks for, and whoever runs the moves says when they have
 ended. A block is saved when the pool gives it to another: its copy is launched before the step that overwrites it. A
 waiting request whose beginning goes on in the host's memory takes blocks of the device, and waits while they are
-filled; then they are registered in the prefix cache, where the request finds them as any other would.
+filled; then they are registered in the prefix cache, where the request finds them as any other would. It does so if
+`FetchTimes` expects it to be sooner than computing. The same holds for a request that was preempted: its blocks went to
+the prefix cache, and from there to the host when others took them.
 
 A *holder* is a cache group, by its number, or the last one, the slots of recurrent state. The host has slots for each.
 A slot is held while a save or a fetch uses it; the others wait in LRU order.
@@ -11,6 +13,7 @@ A slot is held while a save or a fetch uses it; the others wait in LRU order.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,6 +21,7 @@ from itertools import chain
 from typing import NamedTuple, Protocol
 
 from jaxllm.scheduling.cache.block_pool import BlockPool
+from jaxllm.scheduling.cache.fetch_times import FetchTimes, Part, PartTime
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.request import Request
 
@@ -94,12 +98,14 @@ class _Pending:
 class Tiers:
     """Keep what the device's pools evict, and bring it back for waiting requests."""
 
-    def __init__(self, cache: KVCacheManager, num_slots: Sequence[int], files: Files | None = None) -> None:
+    def __init__(
+        self, cache: KVCacheManager, num_slots: Sequence[int], times: FetchTimes, files: Files | None = None
+    ) -> None:
         """Keep up to `num_slots[n]` blocks of holder n of `cache`; none if it is empty. Slots count from 1.
 
-        `files` are the blocks that are kept in files too.
+        `times` tells whether a fetch pays. `files` are the blocks that are kept in files too.
         """
-        self._cache, self._files = cache, files
+        self._cache, self._times, self._files = cache, times, files
         self._hosts = [BlockPool(1 + number) for number in num_slots]
         self._saving: dict[tuple[int, int], bool] = {}
         """The slots, by holder, that content is on its way to; False if it must not be found any more."""
@@ -158,20 +164,17 @@ class Tiers:
         return {*others, *ids} if ids else others
 
     def fetch(self, request: Request, hit: PrefixHit) -> bool:
-        """Begin to fetch what follows a waiting request's hit; return False if there is nothing, or no room."""
+        """Begin to fetch what follows a waiting request's hit.
+
+        Return False if there is nothing, or no room, or if computing is sooner.
+        """
         cache = self._cache
         if not self._hosts or request in self._pending or not cache.looks_up(request):
             return False
         if not cache.fits(request.num_tokens, hit):
             return False
-        num_blocks = cache.longest_in(request, self._has)
-        if num_blocks * cache.block_size <= hit.num_tokens:
-            return False
-        wanted = [
-            [self._find(number, cache.content_of(request, index)) for index in indices]
-            for number, indices in enumerate(cache.indices_in(num_blocks))
-        ]
-        if not all(self._fits(number, blocks) for number, blocks in enumerate(wanted)):
+        wanted = self._wanted(request, hit)
+        if wanted is None:
             return False
         # What is there is held before anything is taken, which evicts others, from the device and from the host.
         held = [[each.block_id for each in blocks if each.block_id is not None] for blocks in wanted]
@@ -181,7 +184,9 @@ class Tiers:
         for holder, _, _, slot in missing:
             if slot is not None:
                 self._hosts[holder].share([slot])
-        coming = [self._take(each) for each in missing]
+        # All slots are taken before any block: a block may lose its content to the host, which takes a slot too.
+        slots = [self._hosts[each.holder].take(1)[0] if each.slot is None else each.slot for each in missing]
+        coming = [self._take(each, slot) for each, slot in zip(missing, slots, strict=True)]
         for load in coming:
             held[load.holder].append(load.block_id)
         self._num_fetches += 1
@@ -189,11 +194,42 @@ class Tiers:
         self._moves.fetches[self._num_fetches] = list(coming)
         return True
 
+    def _wanted(self, request: Request, hit: PrefixHit) -> list[list[_Wanted]] | None:
+        """Return the blocks of each holder for the longest beginning of a request that the tiers have.
+
+        If computing is sooner than files, or the host has no room for them, it is the longest one without them. Return
+        None if computing is sooner than that too, if the devices have no room, or if nothing is longer than a hit.
+        """
+        cache = self._cache
+        for has in (self._has, self._has_in_slot):
+            num_blocks = cache.longest_in(request, has)
+            num_tokens = num_blocks * cache.block_size
+            if num_tokens <= hit.num_tokens:
+                return None
+            wanted = [
+                [self._find(number, cache.content_of(request, index)) for index in indices]
+                for number, indices in enumerate(cache.indices_in(num_blocks))
+            ]
+            missing = [each for each in chain(*wanted) if each.block_id is None]
+            from_files = Counter(Part(each.holder, reads_files=True) for each in missing if each.slot is None)
+            parts = from_files + Counter(Part(each.holder, reads_files=False) for each in missing)
+            num_gained, num_left = num_tokens - hit.num_tokens, request.num_tokens - num_tokens
+            fits = all(self._fits(number, blocks) for number, blocks in enumerate(wanted))
+            if fits and self._times.pays(parts, num_gained, num_left):
+                return wanted
+            if not from_files:
+                return None
+        return None
+
     def _has(self, holder: int, content: Content) -> bool:
         """Return whether the host has some content, in a slot or a file."""
-        if self._hosts[holder].find(*content) is not None:
+        if self._has_in_slot(holder, content):
             return True
         return self._files is not None and self._files.has(holder, content[0])
+
+    def _has_in_slot(self, holder: int, content: Content) -> bool:
+        """Return whether the host has some content in its memory."""
+        return self._hosts[holder].find(*content) is not None
 
     def _find(self, holder: int, content: Content) -> _Wanted:
         pool, host = self._cache.holders[holder].pool, self._hosts[holder]
@@ -207,16 +243,14 @@ class Tiers:
         num_slots = sum(each.slot is None or not host.is_held(each.slot) for each in missing)
         return num_taken <= pool.num_available and num_slots <= host.num_available
 
-    def _take(self, wanted: _Wanted) -> Load:
-        """Take a block for a missing one, and a slot if it is in a file."""
-        holder, content, _, slot = wanted
-        if is_in_file := slot is None:
-            [slot] = self._hosts[holder].take(1)
-        [block_id] = self._cache.holders[holder].pool.take(1)
-        return Load(holder, slot, block_id, content, is_in_file)
+    def _take(self, wanted: _Wanted, slot: int) -> Load:
+        """Take a block for a missing one, which is to come by a slot."""
+        [block_id] = self._cache.holders[wanted.holder].pool.take(1)
+        return Load(wanted.holder, slot, block_id, wanted.content, is_in_file=wanted.slot is None)
 
-    def end_fetch(self, number: int, *, is_right: bool) -> None:
-        """Register the blocks of a fetch that has ended, or give them up."""
+    def end_fetch(self, number: int, *, is_right: bool, times: Sequence[PartTime] = ()) -> None:
+        """Register the blocks of a fetch that has ended, or give them up; `times` are those of its parts that ended."""
+        self._times.record(times)
         if number in self._given_up:
             self._release_slots(self._given_up.pop(number))
             return
