@@ -266,8 +266,8 @@ RESPONSES: dict[str, Bound] = {
     ),
     "reasoning": Bound('{"effort":"low","summary":"auto"}', ('{"effort":1}', '{"effort":"%s"}' % ("a" * 1025))),
     "max_output_tokens": Bound("2147483647", ("0",), (), {"stop_token_ids": integers(1)}),
-    "top_logprobs": Bound("0", ("1",)),
-    "include": Bound('["reasoning.encrypted_content"]', ('["message.output_text.logprobs"]', '["a"]'), ("[]",)),
+    "top_logprobs": Bound("20", ("21", "-2", "-1"), ("0",), {"include": '["message.output_text.logprobs"]'}),
+    "include": Bound('["message.output_text.logprobs","reasoning.encrypted_content"]', ('["a"]', "[1]"), ("[]",)),
     "truncation": Bound('"auto"', ('"never"',)),
     "metadata": Bound(
         f'{{"{"a" * 64}":"{"a" * 512}"}}',

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.server
 TEXT: dict[str, Any] = {"prompt": "a", "max_tokens": 3, "ignore_eos": True}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 3, "ignore_eos": True}
 RESPONSE: dict[str, Any] = {"input": "a", "max_output_tokens": 3, "ignore_eos": True}
+SCORED: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 AGENT: dict[str, Any] = {
     "input": [
         {"role": "developer", "content": "d"},
@@ -53,6 +54,8 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
     ("post", "/v1/responses", RESPONSE),
     ("post", "/v1/responses", RESPONSE | {"stream": True}),
+    ("post", "/v1/responses", RESPONSE | SCORED),
+    ("post", "/v1/responses", RESPONSE | SCORED | {"stream": True}),
     ("post", "/v1/responses", RESPONSE | AGENT),
     ("post", "/v1/responses", RESPONSE | {"background": True}),
     ("post", "/v1/chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),

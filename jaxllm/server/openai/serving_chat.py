@@ -89,7 +89,7 @@ class OpenAIServingChat:
         check_generates(self.engine_client, "Chat Completions")
         self.models.check(request.model)
         request.check(trusts_template=self.args.trust_request_chat_template)
-        self._check_logprobs(request)
+        self.check_top_logprobs(request.top_logprobs)
 
     async def begin(
         self,
@@ -210,11 +210,12 @@ class OpenAIServingChat:
             is_brief=is_brief,
         )
 
-    def _check_logprobs(self, request: ChatCompletionRequest) -> None:
+    def check_top_logprobs(self, num_top: int | None) -> None:
+        """Check how many likely tokens a request wants to see at each token. Raises VLLMValidationError."""
         config = self.engine_client.model_config
-        if request.top_logprobs is not None:
+        if num_top is not None:
             low = -1 if config.max_logprobs >= config.get_vocab_size() else 0
-            check_int("top_logprobs", request.top_logprobs, low, config.max_logprobs)
+            check_int("top_logprobs", num_top, low, config.max_logprobs)
 
     def _role(self, request: ChatCompletionRequest) -> str:
         if request.add_generation_prompt or not request.messages:

@@ -34,7 +34,7 @@ class AnswerReader:
         `counted_by` counts the tokens of the reasoning, if there may be any.
         """
         self._make_parser, self._parsers = make_parser, dict[int, OutputParser]()
-        self._shows_reasoning, self._is_named = shows_reasoning, is_named
+        self.shows_reasoning, self._is_named = shows_reasoning, is_named
         self._tokenizer, self._reasoning = counted_by, defaultdict[int, list[str]](list)
         self._calling: set[int] = set()
         """The answers that have called a tool."""
@@ -50,6 +50,11 @@ class AnswerReader:
 
     def read(self, index: int, text: str, finish_reason: str | None = None) -> list[Piece]:
         """Return the pieces that the next text of the answer with an index completes; all the rest if it has ended."""
+        pieces = self.parse(index, text, finish_reason)
+        return [piece for piece in pieces if self.shows_reasoning or not isinstance(piece, Reasoning)]
+
+    def parse(self, index: int, text: str, finish_reason: str | None = None) -> list[Piece]:
+        """Return the same pieces with the reasoning, even if it is not shown."""
         if self._make_parser is None:
             return [Text(text)] if text else []
         parser = self._parsers.get(index)
@@ -62,7 +67,7 @@ class AnswerReader:
             self._calling.add(index)
         if self._tokenizer is not None:
             self._reasoning[index] += [piece.text for piece in pieces if isinstance(piece, Reasoning)]
-        return [piece for piece in pieces if self._shows_reasoning or not isinstance(piece, Reasoning)]
+        return pieces
 
     async def num_reasoning_tokens(self) -> int | None:
         """Return the number of reasoning tokens of all answers so far; None if there is never any."""

@@ -13,6 +13,7 @@ from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.turns import Turn
 from jaxllm.server.openai.usage import PromptTokensDetails
 from jaxllm.server.responses.events import ResponseBuilder, frame
+from jaxllm.server.responses.logprobs import ScoredReader
 from jaxllm.server.responses.objects import (
     InputTokensDetails,
     OutputTokensDetails,
@@ -27,10 +28,22 @@ class ResponseAnswer:
     """Reads a turn's outputs once, with one of `whole`, `frames` and `run`."""
 
     def __init__(
-        self, response: Response, turn: Turn, chat: OpenAIServingChat, keep: Callable[[Response], None]
+        self,
+        response: Response,
+        turn: Turn,
+        chat: OpenAIServingChat,
+        keep: Callable[[Response], None],
+        num_logprobs: int | None = None,
     ) -> None:
-        """Fill a response without output from a turn of `chat`; `keep` gets it once it has ended."""
+        """Fill a response without output from a turn of `chat`; `keep` gets it once it has ended.
+
+        Texts have their tokens, with `num_logprobs` likely ones at each, unless it is None.
+        """
         self._builder, self._turn, self._chat, self._keep = ResponseBuilder(response), turn, chat, keep
+        self._scored: ScoredReader | None = None
+        if num_logprobs is not None:
+            as_ids = chat.args.return_tokens_as_token_ids
+            self._scored = ScoredReader(turn.reader, num_logprobs, as_token_ids=as_ids)
         self._num_prompt_tokens, self._num_tokens, self._prompt_details = 0, 0, PromptTokensDetails()
         self._finish_reason: str | None = None
 
@@ -51,7 +64,8 @@ class ResponseAnswer:
         try:
             async for ping in self._turn.outputs.pings(self._chat.args.sse_ping_interval):
                 yield ping
-            self._turn.outputs.relay(lambda text: _frames(self._builder.add(self._turn.read(0, text))))
+            if self._scored is None:
+                self._turn.outputs.relay(lambda text: _frames(self._builder.add(self._turn.read(0, text))))
             async for output in self._turn.outputs:
                 if events := self._take(output):
                     yield _frames(events)
@@ -84,7 +98,8 @@ class ResponseAnswer:
         self._num_tokens += self._turn.outputs.take_relayed()
         for completion in output.outputs:
             self._num_tokens += len(completion.token_ids)
-            events += self._builder.add(self._turn.pieces(completion))
+            read = self._turn.pieces if self._scored is None else self._scored.pieces
+            events += self._builder.add(read(completion))
             self._finish_reason = self._turn.finish_reason(completion)
         return events
 

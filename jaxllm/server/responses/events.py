@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from jaxllm.parsers.pieces import CallArguments, CallStart, Piece, Reasoning, Text
 from jaxllm.server.http.sse import named_event
+from jaxllm.server.openai.logprobs import ChatTokenLogprob
+from jaxllm.server.responses.logprobs import ScoredText
 from jaxllm.server.responses.objects import (
     FunctionCallItem,
     IncompleteDetails,
@@ -63,7 +65,7 @@ class ResponseBuilder:
         """Begin with a response that has no output yet."""
         self._response, self._output = response, list[OutputItem]()
         self._open: _Open | None = None
-        self._space = ""
+        self._space, self._space_logprobs = "", list[ChatTokenLogprob]()
         """White space held until a message begins: between other items it is dropped."""
         self._number = 0
 
@@ -87,7 +89,7 @@ class ResponseBuilder:
         for piece in pieces:
             match piece:
                 case Text(text):
-                    events += self._add_text(text)
+                    events += self._add_text(text, piece.logprobs if isinstance(piece, ScoredText) else [])
                 case Reasoning(text):
                     if not isinstance(self._open, _OpenReasoning):
                         events += self._start(_OpenReasoning)
@@ -103,8 +105,8 @@ class ResponseBuilder:
         status: ResponseStatus = "completed" if finish_reason in _COMPLETE else "incomplete"
         events: list[Event] = []
         if self._open is None and not self._output:  # clients expect a message
-            space = self._space
-            events += [*self._start(_OpenText), *self._grow(space)]
+            space, logprobs = self._space, self._space_logprobs
+            events += [*self._start(_OpenText), *self._grow(space, logprobs)]
         events += self._close(status)
         if finish_reason not in (*_COMPLETE, "length"):
             return [*events, *self.fail(ResponseError("server_error", "The server has ended this response."))]
@@ -127,28 +129,31 @@ class ResponseBuilder:
         self._response = msgspec.structs.replace(self._response, status=status, error=error, output=self._output)
         return [self._event(ResponseFailed, response=self._response)]
 
-    def _add_text(self, text: str) -> list[Event]:
+    def _add_text(self, text: str, logprobs: list[ChatTokenLogprob]) -> list[Event]:
         if isinstance(self._open, _OpenText):
-            return self._grow(text)
-        text = self._space + text
+            return self._grow(text, logprobs)
+        text, logprobs = self._space + text, [*self._space_logprobs, *logprobs]
         if not text.strip():
-            self._space = text
+            self._space, self._space_logprobs = text, logprobs
             return []
-        return [*self._start(_OpenText), *self._grow(text)]
+        return [*self._start(_OpenText), *self._grow(text, logprobs)]
 
     def _start(self, kind: Callable[..., _Open], *what: str) -> list[Event]:
         events = self._close("completed")
-        self._space, item = "", kind(len(self._output), *what)
+        self._space, self._space_logprobs, item = "", [], kind(len(self._output), *what)
         self._open = item
         added = self._event(ItemAdded, output_index=item.index, item=item.item("in_progress", is_begun=False))
         return [*events, added, *(self._event(kind, **fields) for kind, fields in item.opening())]
 
-    def _grow(self, text: str) -> list[Event]:
+    def _grow(self, text: str, logprobs: Sequence[ChatTokenLogprob] = ()) -> list[Event]:
         if not text:
             return []
         assert self._open is not None
         self._open.texts.append(text)
         kind, fields = self._open.delta(text)
+        if logprobs and isinstance(self._open, _OpenText):
+            self._open.logprobs += logprobs
+            fields["logprobs"] = list(logprobs)
         return [self._event(kind, **fields)]
 
     def _close(self, status: ItemStatus) -> list[Event]:
@@ -208,17 +213,25 @@ class _OpenContent:
         """Return the event that begins the part."""
         return [(PartAdded, {**self._place, "part": self.part(text="")})]
 
+    def _whole(self) -> Any:
+        """Return the current part."""
+        return self.part(text="".join(self.texts))
+
     def delta(self, text: str) -> _Fields:
         """Return the event of some text."""
         return self.delta_kind, {**self._place, "delta": text}
 
     def closing(self) -> list[_Fields]:
         """Return the event that ends the part."""
-        text = "".join(self.texts)
+        part = self._whole()
         return [
-            (self.done_kind, {**self._place, "text": text}),
-            (PartDone, {**self._place, "part": self.part(text=text)}),
+            (self.done_kind, {**self._place, **self.done_fields(part)}),
+            (PartDone, {**self._place, "part": part}),
         ]
+
+    def done_fields(self, part: Any) -> dict[str, Any]:
+        """Return the fields of the event that has the whole text."""
+        return {"text": part.text}
 
 
 class _OpenText(_OpenContent):
@@ -226,9 +239,20 @@ class _OpenText(_OpenContent):
 
     part, delta_kind, done_kind, prefix = OutputText, TextDelta, TextDone, "msg"
 
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.logprobs: list[ChatTokenLogprob] = []
+
+    def _whole(self) -> OutputText:
+        return OutputText(text="".join(self.texts), logprobs=list(self.logprobs))
+
+    def done_fields(self, part: OutputText) -> dict[str, Any]:
+        """Return the text and its tokens."""
+        return {"text": part.text, "logprobs": part.logprobs}
+
     def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
         """Return the current message."""
-        content = [OutputText(text="".join(self.texts))] if is_begun else []
+        content = [self._whole()] if is_begun else []
         return MessageItem(id=self.id, status=status, content=content)
 
 
@@ -239,7 +263,7 @@ class _OpenReasoning(_OpenContent):
 
     def item(self, status: ItemStatus, *, is_begun: bool = True) -> OutputItem:
         """Return the current reasoning."""
-        content = [ReasoningText(text="".join(self.texts))] if is_begun else []
+        content = [self._whole()] if is_begun else []
         return ReasoningItem(id=self.id, status=status, content=content)
 
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from jaxllm.server.openai.logprobs import ChatTokenLogprob
 from jaxllm.server.responses.request import IncompleteReason, PromptCacheOptions, ReasoningOptions, TextOptions
 
 type ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -23,7 +24,8 @@ class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
     text: str
     annotations: list[Any] = []
-    logprobs: list[Any] = []
+    logprobs: list[ChatTokenLogprob] = []
+    """With `include=["message.output_text.logprobs"]`: an entry for each token."""
 
 
 type Part = OutputText | ReasoningText
@@ -131,7 +133,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     text: TextOptions
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
-    top_logprobs: int = 0
+    top_logprobs: int
     top_p: float
     truncation: str
     usage: ResponseUsage | None = None

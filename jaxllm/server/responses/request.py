@@ -23,7 +23,7 @@ RESPONSES_REFUSED: Mapping[str, str] = {
     "reasoning_effort": "use reasoning={'effort': ...}",
     "response_format": "use text={'format': ...}",
     "n": f"a response has one answer; {_CHAT}",
-    "logprobs": _CHAT,
+    "logprobs": "use include=['message.output_text.logprobs']",
     "prompt_logprobs": _CHAT,
     "logprob_token_ids": _CHAT,
     "use_beam_search": _CHAT,
@@ -35,6 +35,7 @@ RESPONSES_REFUSED: Mapping[str, str] = {
 }
 """Fields that are refused: they would change the answer and are not supported."""
 _LOGPROBS = "message.output_text.logprobs"
+"""The value of `include` that shows log-probabilities."""
 INCLUDABLE = (
     *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
     *("web_search_call.action.sources", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
@@ -119,6 +120,7 @@ class ResponsesRequest(TokenFields, kw_only=True):
     """Whether the output includes the reasoning."""
     max_output_tokens: int | None = None
     top_logprobs: int | None = None
+    """How many likely tokens the log-probabilities list, if they are included."""
     include: list[str] | None = None
     truncation: str | None = None
     """With "auto" the oldest messages are dropped if the conversation does not fit."""
@@ -141,6 +143,11 @@ class ResponsesRequest(TokenFields, kw_only=True):
         """Return whether the response is kept."""
         return self.store is not False
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """Return the number of likely tokens listed at each token of a message; None without log-probabilities."""
+        return (self.top_logprobs or 0) if _LOGPROBS in (self.include or ()) else None
+
     def check(self) -> None:
         """Check the fields before any work is done. Raises VLLMValidationError."""
         for name, least in (("max_output_tokens", 1), ("max_tool_calls", 0)):
@@ -148,14 +155,10 @@ class ResponsesRequest(TokenFields, kw_only=True):
                 check_int(name, getattr(self, name), least, INT32_MAX)
         if self.truncation is not None:
             check_choice("truncation", self.truncation, ("auto", "disabled"))
-        if self.top_logprobs:
-            raise _refusal("top_logprobs", f"log-probabilities are not shown here: {_CHAT}", self.top_logprobs)
         self._check_stream()
         self._check_repeated()
         for field in self.include or ():
-            if field == _LOGPROBS:
-                raise _refusal("include", f"{_LOGPROBS} is not shown here: {_CHAT}", field)
-            if field not in INCLUDABLE:
+            if field not in (_LOGPROBS, *INCLUDABLE):
                 raise _refusal("include", f"has {shown(field)}, which no response has", field)
 
     def _check_stream(self) -> None:
@@ -200,6 +203,8 @@ class ResponsesRequest(TokenFields, kw_only=True):
             **{name: getattr(self, name) for name in names},
             messages=messages,
             max_completion_tokens=self.max_output_tokens,
+            logprobs=self.num_logprobs is not None,
+            top_logprobs=self.num_logprobs,
             stream=bool(self.stream or self.background),
             tools=chat_tools(self.tools),
             tool_choice=_chat_choice(self.tool_choice),

@@ -18,7 +18,7 @@ from jaxllm.server.openai.prompt_fields import renamed
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.responses.answer import ResponseAnswer
 from jaxllm.server.responses.input import messages_of, read_input
-from jaxllm.server.responses.objects import DeletedResponse, Response
+from jaxllm.server.responses.objects import DeletedResponse, MessageItem, OutputItem, OutputText, Response
 from jaxllm.server.responses.request import ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from jaxllm.server.responses.store import ResponseStore, StoredResponse, size_of
 from jaxllm.server.responses.truncation import fitted
@@ -70,6 +70,7 @@ class OpenAIServingResponses:
             _check_unstored(request)
             request = msgspec.structs.replace(request, store=False)
         request.check()
+        self._chat.check_top_logprobs(request.top_logprobs)
         earlier, items = self._earlier(request), read_input(request.input, self.store.finder())
         if request.is_stored:
             self.store.check_room((*earlier, msgspec.json.encode(items)))
@@ -83,12 +84,12 @@ class OpenAIServingResponses:
 
         def keep(response: Response) -> None:
             if request.is_stored:
-                turns = (*earlier, msgspec.json.encode([*items, *response.output]))
+                turns = (*earlier, msgspec.json.encode([*items, *map(_plain, response.output)]))
                 ids = tuple(item.id for item in response.output)
                 body = msgspec.json.encode(response)
                 self.store.put(response.id, StoredResponse(body, turns, ids, response.background))
 
-        answer = ResponseAnswer(response, turn, self._chat, keep)
+        answer = ResponseAnswer(response, turn, self._chat, keep, request.num_logprobs)
         if request.background:
             return self._begin(answer)
         if request.stream:
@@ -177,6 +178,7 @@ class OpenAIServingResponses:
             text=msgspec.structs.replace(text, format=text.format or TextFormat(type="text")),
             tool_choice="auto" if request.tool_choice is None else request.tool_choice,
             tools=[tool for tool in request.tools or () if tool.get("type") == "function"],
+            top_logprobs=request.top_logprobs or 0,
             top_p=defaults.get("top_p", 1.0) if request.top_p is None else request.top_p,
             truncation=request.truncation or "disabled",
             metadata=request.metadata or {},
@@ -188,6 +190,13 @@ def _check_unstored(request: ResponsesRequest) -> None:
     for name in ("store", "background", "previous_response_id"):
         if getattr(request, name):
             raise VLLMValidationError(f"{name}: {_UNSTORED}", parameter=name)
+
+
+def _plain(item: OutputItem) -> OutputItem:
+    """Return an item of the conversation: without log-probabilities."""
+    if not isinstance(item, MessageItem):
+        return item
+    return msgspec.structs.replace(item, content=[OutputText(text=part.text) for part in item.content])
 
 
 def _decoded(turns: Sequence[bytes]) -> list[dict[str, Any]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
+from jaxllm.server.openai.logprobs import ChatTokenLogprob
 from jaxllm.server.responses.objects import OutputItem, Part, Response
 
 
@@ -79,14 +78,14 @@ class TextDelta(_OfPart, frozen=True, kw_only=True, tag="response.output_text.de
     """Some of a message's text."""
 
     delta: str
-    logprobs: list[Any] = []
+    logprobs: list[ChatTokenLogprob] = []
 
 
 class TextDone(_OfPart, frozen=True, kw_only=True, tag="response.output_text.done"):
     """A message's text."""
 
     text: str
-    logprobs: list[Any] = []
+    logprobs: list[ChatTokenLogprob] = []
 
 
 class ReasoningDelta(_OfPart, frozen=True, kw_only=True, tag="response.reasoning_text.delta"):

@@ -40,7 +40,13 @@ def builder() -> ResponseBuilder:
     names = (*names, "prompt_cache_retention", "safety_identifier", "user")
     options: dict[str, Any] = {"reasoning": ReasoningOptions(), "text": TextOptions(), "tools": [], "metadata": {}}
     options |= {"temperature": 1.0, "top_p": 1.0, "truncation": "disabled", "tool_choice": "auto", "store": True}
-    options |= {"parallel_tool_calls": True, "service_tier": "default", "model": "m", "background": False}
+    options |= {
+        "parallel_tool_calls": True,
+        "service_tier": "default",
+        "model": "m",
+        "background": False,
+        "top_logprobs": 0,
+    }
     nothing = dict.fromkeys(names)
     return ResponseBuilder(Response(id="resp_1", created_at=1, status="queued", **nothing, **options))
 
