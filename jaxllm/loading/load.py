@@ -325,6 +325,14 @@ def shares_host_memory(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in sharding.device_set)
 
 
+def placements(array: ArraySpec, where: jax.sharding.Sharding | Format) -> Any:
+    """Return where an array lies that is placed as `where` says, or each of its stored parts, as `load_params` does."""
+    layout, sharding = (where.layout, where.sharding) if isinstance(where, Format) else (None, where)
+    assert layout is None or isinstance(layout, Layout)  # not left to the compiler
+    assert sharding is not None
+    return _shardings(stored(array), sharding, layout)
+
+
 def _shardings(specs: Any, sharding: jax.sharding.Sharding, layout: Layout | None = None) -> Any:
     """Return the placements of an array's stored parts, from the array's own; only matrices have the layout."""
 

@@ -1,0 +1,177 @@
+"""New weights of one model, in one part or several, until they take the place of the old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jaxllm.exceptions import VLLMValidationError
+from jaxllm.execution.weights.conversion import can_convert
+from jaxllm.execution.weights.target import Leaf, WeightTarget, check_alive, named_leaves, sources_of_array
+
+_SHOWN = 3
+"""The most names that an error lists."""
+
+
+class WeightUpdate:
+    """Collects new weights and checks them; nothing changes before `make`.
+
+    Weights are HF's tensors by name, a pytree like the model's own, or arrays that the loader has made. Those that are
+    not there stay as they are; but of the tensors of one array all are needed.
+    """
+
+    def __init__(self, target: WeightTarget, ignored: Collection[str] = ()) -> None:
+        """Collect weights like `target`; HF names that match the globs `ignored` are of nothing that the model has."""
+        self._target, self._ignored = target, ignored
+        self._tensors: dict[str, Any] = {}
+        self._leaves: dict[str, Any] = {}
+        self._numbers: dict[str, Any] = {}
+        """Arrays of plain numbers, by path, for those that are held in a quantized form."""
+        self._loaded: dict[str, Any] = {}
+
+    def add(self, weights: Mapping[str, Any]) -> None:
+        """Add HF's tensors by name, or some of the model's pytree, whose nodes tell it apart.
+
+        Raises VLLMValidationError, and adds nothing, for names, shapes, kinds of numbers and arrays that do not fit.
+        """
+        if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
+            message = f"weights must be a mapping of HF's names, or a pytree as get_weights() returns it, got "
+            raise VLLMValidationError(message + f"{type(weights).__name__}.", parameter="weights")
+        is_flat = all(_is_array(value) for value in weights.values())
+        (self._add_tensors if is_flat else self._add_tree)(weights)
+
+    def add_loaded(self, arrays: Mapping[str, Any]) -> None:
+        """Add arrays that the loader has made, by path."""
+        self._loaded.update(arrays)
+
+    def check(self, *, needs_all: bool = False) -> None:
+        """Raise VLLMValidationError if an array lacks some of its tensors or parts, or has been deleted meanwhile.
+
+        With `needs_all` every array of the model must be there.
+        """
+        for path, array in self._target.arrays.items():
+            sources = sources_of_array(array)
+            self._check_together(path, sources, self._tensors, "tensor")
+            self._check_together(path, self._names_of(path), self._leaves, "array")
+        for name, value in (self._tensors | self._leaves | self._numbers).items():
+            check_alive(name, value)
+        missing = [path for path in self._target.arrays if path not in self.paths] if needs_all else []
+        if missing:
+            message = f"{len(missing)} arrays are missing, {missing[0]!r} the first: the old weights are not on the "
+            raise VLLMValidationError(message + "device, so that an update must bring all.", parameter="weights")
+
+    @property
+    def paths(self) -> set[str]:
+        """Return the paths of the arrays that change."""
+        of_tensors = {path for name in self._tensors for path in self._target.owners[name]}
+        of_leaves = {self._target.leaves[name].path for name in self._leaves}
+        return of_tensors | of_leaves | self._numbers.keys() | self._loaded.keys()
+
+    def make(self, path: str, old: Any = None) -> tuple[Any, bool]:
+        """Return the new value of an array, and whether its memory is that of an array that was passed.
+
+        `old`, if it is not None, is a value whose memory may be used for the new one.
+        """
+        target, array, where = self._target, self._target.arrays[path], self._target.where[path]
+        if path in self._loaded:
+            return self._loaded[path], False
+        if path in self._numbers:
+            sharding = jax.tree.leaves(where)[0]
+            numbers = target.bring(path, self._numbers[path])
+            return target.conversions.hold(array, numbers, where), False
+        names = [name for name in self._names_of(path) if name in self._leaves]
+        if names:
+            made = [target.adopt(target.leaves[name], self._leaves[name]) for name in names]
+            structure = jax.tree.structure(where)
+            return jax.tree.unflatten(structure, [value for value, _ in made]), any(same for _, same in made)
+        tensors = {name: target.bring(name, self._tensors[name]) for name in sources_of_array(array)}
+        return target.conversions.run(array, where, tensors, old), False
+
+    def _names_of(self, path: str) -> list[str]:
+        """Return the names of an array's leaves, in the order of its stored form."""
+        return [name for name, leaf in self._target.leaves.items() if leaf.path == path]
+
+    def _add_tensors(self, tensors: Mapping[str, Any]) -> None:
+        known = {name: value for name, value in tensors.items() if name in self._target.specs}
+        others = [name for name in tensors if name not in known]
+        unknown = [name for name in others if not any(fnmatchcase(name, each) for each in self._ignored)]
+        if unknown:
+            raise _refusal("the model has no tensor", unknown, f"it has {_listed(self._target.specs)}")
+        for name, value in known.items():
+            spec = self._target.specs[name]
+            _check_array(name, value, spec.hf_shape, spec.dtype)
+            for path in self._target.owners[name]:
+                if not can_convert(self._target.arrays[path]):
+                    form = self._target.arrays[path].format
+                    assert form is not None
+                    reason = f"is held in the checkpoint's own format, {form.name}, which is not made of plain numbers"
+                    hint = "pass it as get_weights() returns it, or weights_path with such a checkpoint"
+                    raise VLLMValidationError(f"{name!r} {reason}: {hint}.", parameter="weights", value=name)
+        self._tensors.update({name: _kept(value) for name, value in known.items()})
+
+    def _add_tree(self, tree: Mapping[str, Any]) -> None:
+        leaves = named_leaves(tree)
+        numbers = {name: value for name, value in leaves.items() if self._is_numbers(name)}
+        unknown = [name for name in leaves if name not in self._target.leaves and name not in numbers]
+        if unknown:
+            raise _refusal("the model has no array", unknown, f"it has {_listed(self._target.leaves)}")
+        for name, value in leaves.items():
+            spec = self._target.arrays[name] if name in numbers else self._target.leaves[name].spec
+            _check_array(name, value, spec.shape, spec.dtype)
+        self._numbers.update({name: _kept(value) for name, value in numbers.items()})
+        self._leaves.update({name: _kept(value) for name, value in leaves.items() if name not in numbers})
+
+    def _is_numbers(self, name: str) -> bool:
+        """Return whether this is the path of an array that is rounded to a quantized form."""
+        array = self._target.arrays.get(name)
+        return array is not None and array.format is not None and can_convert(array)
+
+    def _check_together(self, path: str, names: Iterable[str], present: Mapping[str, Any], kind: str) -> None:
+        names = list(names)
+        missing = [name for name in names if name not in present]
+        if missing and len(missing) < len(names):
+            there = next(name for name in names if name in present)
+            message = f"{missing[0]!r} is missing: with {there!r} it is a part of {path!r}, which is one array"
+            more = f", as are {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise VLLMValidationError(f"{message}{more}. Pass every {kind} of it.", parameter="weights")
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, jax.Array | np.ndarray)
+
+
+def _kept(value: Any) -> Any:
+    """Return the array itself, or a copy of one in the host's memory, whose owner may change it."""
+    return value if isinstance(value, jax.Array) else np.array(value)
+
+
+def _check_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    """Raise VLLMValidationError for what is no array, or one of another shape or kind of numbers."""
+    if not _is_array(value):
+        message = f"{name!r} is a {type(value).__name__}, not an array of JAX or numpy."
+        raise VLLMValidationError(message, parameter="weights", value=name)
+    check_alive(name, value)
+    if tuple(value.shape) != tuple(shape):
+        message = f"{name!r} has shape {list(value.shape)}, the model needs {list(shape)}."
+        raise VLLMValidationError(message, parameter="weights", value=name)
+    is_alike = value.dtype == dtype or all(jnp.issubdtype(kind, jnp.floating) for kind in (value.dtype, dtype))
+    if not is_alike:
+        message = f"{name!r} has dtype {value.dtype}, the model needs {jnp.dtype(dtype).name}."
+        raise VLLMValidationError(message, parameter="weights", value=name)
+
+
+def _refusal(label: str, names: list[str], hint: str) -> VLLMValidationError:
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    message = f"{label} {names[0]!r}{more}; {hint}."
+    return VLLMValidationError(message, parameter="weights", value=names[0])
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
