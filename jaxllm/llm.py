@@ -9,6 +9,7 @@ from jaxllm.beam_search import BeamSearchOutput
 from jaxllm.decisions import DecisionOutput
 from jaxllm.engine.front.asleep import PauseMode
 from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.new_weights import check_transfer
 from jaxllm.engine.front.refused_methods import LLM_REFUSES, RefusesMethods
 from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.offline.offline_runner import Adapters, OfflineRunner, Params, Priority, check_output_type
@@ -442,6 +443,59 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
     def is_sleeping(self) -> bool:
         """Return whether the LLM sleeps, until `wake_up` has brought back both parts."""
         return self.llm_engine.is_sleeping()
+
+    def get_weights(self) -> Any:
+        """Return the model's weights as a pytree of the arrays on the devices, without a copy.
+
+        A trainer may begin with them and pass others of the same tree to `update_weights`. They are shared: whoever
+        deletes or donates them ends the engine's steps. Raises VLLMValidationError for a core in another process.
+        """
+        return self.llm_engine.get_weights()
+
+    @in_turn
+    def update_weights(self, request: Any, *, version: str | int | None = None, mode: PauseMode | None = None) -> None:
+        """Replace weights: all or nothing, with prefixes and other caches dropped. Adapters stay.
+
+        `request` is a mapping of HF's names to arrays of JAX or numpy, or a pytree like that of `get_weights`, or some
+        of it, or the path of a folder with a checkpoint; or vLLM's {"update_info": {"weights": ...}}, or with
+        "weights_path". Arrays as the engine has them are taken over without a copy, and must be kept until the next
+        update; others are brought to its dtype and devices. Arrays that an update does not name stay.
+
+        Between `start_weight_update` and `finish_weight_update` it takes in one part, and steps read the old weights.
+        Raises VLLMValidationError, before anything changes, for names, shapes and dtypes that do not fit, and while an
+        enqueued request is unfinished; with mode="keep" such requests compute what they have again and go on.
+        """
+        self.llm_engine.update_weights(request, version=version, mode=mode)
+
+    @in_turn
+    def start_weight_update(self) -> None:
+        """Begin an update in several parts; one that was begun before is dropped."""
+        self.llm_engine.start_weight_update()
+
+    @in_turn
+    def start_draft_weight_update(self) -> None:
+        """Begin an update of the draft model; names are those of its own checkpoint."""
+        self.llm_engine.start_weight_update(of_draft=True)
+
+    @in_turn
+    def finish_weight_update(self, weight_version: str | int | None = None, *, mode: PauseMode | None = None) -> None:
+        """Put the parts of an update in place, and set the weights' version if one is passed."""
+        self.llm_engine.finish_weight_update(weight_version, mode=mode)
+
+    def update_weight_version(self, new_version: str | int) -> None:
+        """Set the version of the weights without new weights."""
+        self.llm_engine.set_weight_version(new_version)
+
+    def get_weight_version(self) -> str | int:
+        """Return the version of the weights, "default" before one is set."""
+        return self.llm_engine.get_weight_version()
+
+    def init_weight_transfer_engine(self, request: Any) -> None:
+        """Do nothing: arrays are handed over in this process. Raises VLLMValidationError for settings of a transport."""
+        check_transfer(request)
+
+    def shutdown_weight_transfer_engine(self) -> None:
+        """Do nothing: there is no connection."""
 
     def reset_mm_cache(self) -> None:
         """Forget all processed images and videos."""

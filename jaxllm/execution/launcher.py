@@ -8,7 +8,7 @@ dtype, its shape and its bytes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -30,6 +30,7 @@ from jaxllm.execution.programs import Programs
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape
 from jaxllm.execution.tiers.host_array import HostArrays
 from jaxllm.execution.tiers.move_shape import MoveShape
+from jaxllm.execution.weights.target import named_leaves
 from jaxllm.sampling.inputs import RareRules
 
 
@@ -118,6 +119,10 @@ class Launcher:
         # _encoders has the parameters of towers, or of an encoder, which no step reads.
         self._on_host: dict[str, Any] | None = None
         """The weights in the host's memory while they are not on the devices, if they are kept there."""
+        self.has_new_weights = False
+        """Whether the weights are others than `load_params` returns."""
+        self._shared: set[int] = set()
+        """The ids of the weights' arrays whose memory others have too: it is neither freed nor used again."""
         self._make_media()
         self.pools, self._previous_tokens, self._hidden = state.result()
         self._counts: Array | None = None
@@ -132,12 +137,16 @@ class Launcher:
         A step returns its output, a pooling step its pooled rows, and others None.
         """
         with self._turn:
-            if isinstance(launch, StepLaunch):
-                return self._step(launch)
-            if isinstance(launch, EncodeLaunch):
-                self._encode(launch)
-            else:
-                self._set_adapter(launch)
+            try:
+                if isinstance(launch, StepLaunch):
+                    return self._step(launch)
+                if isinstance(launch, EncodeLaunch):
+                    self._encode(launch)
+                else:
+                    self._set_adapter(launch)
+            except Exception as error:
+                self._check_weights_alive(error)
+                raise
             return None
 
     @running()
@@ -228,24 +237,64 @@ class Launcher:
     @running()
     def copy_weights(self, host: HostArrays) -> None:
         """Copy the weights to the host's memory, for `drop_weights` and `bring_weights`."""
-        self._on_host = jax.tree.map(host.of, self._weights())
+        self._on_host = jax.tree.map(host.of, self.weights())
 
     @running()
     def drop_weights(self) -> None:
         """Free the weights, and the adapters in their slots; nothing can be launched until `bring_weights`."""
         with self._turn:
-            _delete([self._weights(), self.params.get("adapters")])
-            self._encoders = {}
+            own = [array for array in jax.tree.leaves(self.weights()) if id(array) not in self._shared]
+            _delete([own, self.params.get("adapters")])
+            self._encoders, self._shared = {}, set()
             self.params = {name: value for name, value in self.params.items() if name == "media"}
 
     @running()
-    def bring_weights(self) -> None:
-        """Put the weights on the devices again, from `copy_weights` or as at first; adapters' slots are empty."""
+    def bring_weights(self) -> bool:
+        """Put the weights on the devices again, from `copy_weights` or as at first; adapters' slots are empty.
+
+        Weights that are there stay. Returns False, and does nothing, if there are none to bring: those that have been
+        replaced and then dropped.
+        """
+        if self.weights():
+            return True
+        if self.has_new_weights and self._on_host is None:
+            return False
         with tracing():
             kept = self._on_host
             weights = self._load_params() if kept is None else jax.tree.map(lambda array: array.put(), kept)
         params, self._encoders = self._split(weights)
         self.params, self._on_host = self.params | params, None
+        return True
+
+    @running()
+    def put_weights(self, weights: dict[str, Any], shared: Iterable[Array]) -> None:
+        """Take other weights for all later launches; adapters stay in their slots.
+
+        The arrays in `shared` have memory that is others' too; the old ones that are not in use any more are freed as
+        soon as nobody holds them.
+        """
+        with self._turn:
+            adapters = self.params.get("adapters")
+            params, self._encoders = self._split(weights, adapters)
+            media = {name: value for name, value in self.params.items() if name == "media"}
+            self.params = params | media
+            self._shared = {id(array) for array in shared}
+            self._on_host, self.has_new_weights = None, True
+
+    def lend_weights(self, lent: dict[str, Any]) -> None:
+        """Take other arrays of the model that this one, a draft head, borrows."""
+        with self._turn:
+            self.params = self.params | lent
+
+    def share_weights(self) -> dict[str, Any]:
+        """Return the weights, whose memory belongs to the caller too from now on."""
+        weights = self.weights()
+        self._shared |= {id(array) for array in jax.tree.leaves(weights)}
+        return weights
+
+    def is_shared(self, array: Array) -> bool:
+        """Return whether the memory of one of the weights' arrays is others' too."""
+        return id(array) in self._shared
 
     @running()
     def drop_caches(self) -> None:
@@ -263,16 +312,23 @@ class Launcher:
         self.pools, self._previous_tokens, self._hidden = self._make_state()
         self._make_media()
 
-    def _split(self, weights: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return what steps read of loaded weights, with empty slots for adapters, and what encoders read."""
+    def _split(self, weights: dict[str, Any], adapters: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what steps read of loaded weights, and what encoders read; without `adapters` slots are empty."""
         encoders = {part: weights[part] for part in self.compiler.model.specs.encoders}
         params = {part: value for part, value in weights.items() if part not in encoders}
         if self.compiler.model.adapter_shape is not None:
-            params["adapters"] = self.programs.get(Upkeep.MAKE_ADAPTERS)()
+            params["adapters"] = self.programs.get(Upkeep.MAKE_ADAPTERS)() if adapters is None else adapters
         return params, encoders
 
-    def _weights(self) -> dict[str, Any]:
-        """Return what was loaded."""
+    def _check_weights_alive(self, error: Exception) -> None:
+        """Raise RuntimeError if a step has failed because someone has deleted an array of the weights."""
+        for name, array in named_leaves(self.weights()).items():
+            if array.is_deleted():
+                message = f"the array {name!r} of the weights was deleted or donated: what update_weights() "
+                raise RuntimeError(message + "has taken must be kept until the next update. Pass all again.") from error
+
+    def weights(self) -> dict[str, Any]:
+        """Return the weights on the devices, without the adapters; empty while there are none."""
         loaded = {part: value for part, value in self.params.items() if part not in ("adapters", "media")}
         return loaded | self._encoders
 

@@ -270,27 +270,39 @@ class ModelRunner:
     def release_device(self, *, keeps_weights: bool) -> None:
         """Free weights and caches, the draft model's too; nothing can run until both are back.
 
-        With `keeps_weights` the host keeps the weights. On a CPU it does not: there the host's memory is the device's.
+        With `keeps_weights` the host keeps the weights. On a CPU, where the host's memory is the device's, it does not,
+        but weights that have been replaced, which no checkpoint has, stay.
         """
         launchers = self._launchers()
-        if keeps_weights and self.compiler.mesh.devices.flat[0].platform != "cpu":
+        on_cpu = self.compiler.mesh.devices.flat[0].platform == "cpu"
+        if keeps_weights and not on_cpu:
             host = HostArrays()
             for launcher in launchers:  # all, before any is dropped: there may be no room
                 launcher.copy_weights(host)
+        stay = keeps_weights and on_cpu and any(launcher.has_new_weights for launcher in launchers)
         for launcher in launchers:
             launcher.drop_caches()
-            launcher.drop_weights()
+            if not stay:
+                launcher.drop_weights()
         self._buffers, self._last = BufferPool(), None
 
-    def bring_weights(self) -> None:
-        """Put the weights back: from the host if it has kept them, else from the checkpoint."""
-        for launcher in self._launchers():  # a draft model may borrow arrays of the model, which is first
-            launcher.bring_weights()
+    def bring_weights(self) -> bool:
+        """Put the weights back: from the host if it has kept them, else from the checkpoint.
+
+        Returns False if some have been replaced and dropped since, so that nobody has them but whoever replaced them.
+        """
+        # A draft model may borrow arrays of the model, which is first.
+        return all(launcher.bring_weights() for launcher in self._launchers())
 
     def make_caches(self) -> None:
         """Make empty caches."""
         for launcher in self._launchers():
             launcher.make_caches()
+
+    @property
+    def draft_launcher(self) -> Launcher | None:
+        """Return the launcher of the draft model, if there is one."""
+        return None if self._draft is None else self._draft.launcher
 
     def _launchers(self) -> list[Launcher]:
         return [self.launcher, *([] if self._draft is None else self._draft._launchers())]

@@ -48,5 +48,9 @@ class InprocClient(CoreClient):
         """Release the device without waiting for what is being compiled."""
         self._core.drop()
 
+    def get_weights(self) -> Any:
+        """Return the weights, which the caller owns too from now on."""
+        return self._core.get_weights()
+
     def _call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._core, method)(*arguments)

@@ -27,6 +27,7 @@ from jaxllm.engine.core.host_memory import keep_freed_memory
 from jaxllm.engine.core.hosts.host_group import Hosts, OneHost, meet_hosts
 from jaxllm.engine.core.hosts.wire import Agreement
 from jaxllm.engine.core.profiler import StepProfiler
+from jaxllm.engine.core.weight_updates import Updated, WeightUpdates
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
@@ -332,8 +333,20 @@ def make_core(
         profiler=StepProfiler(config.args.profiler_config),
         adapters=None if config.adapter_shape is None else _make_store(prepared, config.adapter_shape),
         hosts=hosts,
+        weights=_make_updates(prepared, runner),
         mover=mover,
     )
+
+
+def _make_updates(prepared: Prepared, runner: ModelRunner) -> WeightUpdates:
+    """Return what replaces the weights of a model and of its draft model, if there is one."""
+
+    def updated(part: Prepared, launcher: Launcher) -> Updated:
+        return Updated(part.config, part.compiler.model, part.specs, launcher)
+
+    draft, launcher = prepared.draft, runner.draft_launcher
+    of_draft = None if draft is None or launcher is None else updated(draft, launcher)
+    return WeightUpdates(updated(prepared, runner.launcher), of_draft)
 
 
 def make_launchers(prepared: Prepared) -> tuple[Launcher, Launcher | None]:

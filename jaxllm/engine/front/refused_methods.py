@@ -8,30 +8,20 @@ from typing import Any, NoReturn
 
 from jaxllm.exceptions import VLLMValidationError
 
-_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and make a new LLM from it"
 _BOTH = {
     "apply_model": "is not supported yet; a model is a pure function here, not a torch module",
     "collective_rpc": "is not supported yet; there are no workers, the engine runs in this process",
-    "get_weight_version": _NEW_WEIGHTS,
     "release_kv_cache_memory": "is not supported yet; sleep() frees it with the weights; see wake_up(['weights'])",
 }
 
 LLM_REFUSES: Mapping[str, str] = _BOTH | {
     "reward": "is gone, as in vLLM; call encode(..., pooling_task='token_classify'), or classify()",
-    "finish_weight_update": _NEW_WEIGHTS,
-    "init_weight_transfer_engine": _NEW_WEIGHTS,
-    "shutdown_weight_transfer_engine": _NEW_WEIGHTS,
-    "start_draft_weight_update": _NEW_WEIGHTS,
-    "start_weight_update": _NEW_WEIGHTS,
-    "update_weight_version": _NEW_WEIGHTS,
-    "update_weights": _NEW_WEIGHTS,
 }
 """The methods that `LLM` refuses; each reason completes the sentence "LLM.method() ..."."""
 ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
     "do_log_stats_with_interval": "is not needed: a line is logged every ten seconds; do_log_stats() logs one at once",
     "from_vllm_config": "is not supported; call from_engine_args(EngineArgs(...)), which makes the configuration",
     "has_unfinished_requests_dp": "is not supported: has_unfinished_requests() speaks for all replicas",
-    "set_weight_version": _NEW_WEIGHTS,
 }
 """The methods that `LLMEngine` refuses; each reason completes the sentence "LLMEngine.method() ..."."""
 

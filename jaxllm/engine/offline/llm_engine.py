@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.environment import uses_core_process
 from jaxllm.core_messages import Alignment
+from jaxllm.engine.client.in_process import InprocClient
 from jaxllm.engine.front.asleep import Asleep, PauseMode, check_level, check_mode, check_tags
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
@@ -16,6 +17,7 @@ from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt, align_arguments
 from jaxllm.engine.front.reasoning_grammar import ReasoningGrammar
 from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
+from jaxllm.engine.front.new_weights import check_version, read_weights, refuse_replicas
 from jaxllm.engine.front.start import start_in_place, start_in_process, uses_ray
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
@@ -52,6 +54,7 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         self._lock = FairLock()
         self._core = core
         self._asleep = Asleep()
+        self._is_updating = False
         weakref.finalize(self, _drop, self._home, core)
 
     @classmethod
@@ -333,6 +336,74 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
             if part in self._asleep.parts:
                 self._core.wake_up([part])
                 self._asleep.end([part])
+
+    @lasting_interrupts()
+    @locked
+    def start_weight_update(self, *, of_draft: bool = False) -> None:
+        """Begin to take in new weights, of the draft model if so; an update that was begun before is dropped."""
+        refuse_replicas(self.vllm_config.parallel_config.data_parallel_size)
+        self._core.start_weight_update(of_draft)
+        self._is_updating = True
+
+    @lasting_interrupts()
+    @locked
+    def update_weights(self, request: Any, *, version: str | int | None = None, mode: PauseMode | None = None) -> None:
+        """Take in weights; put them in place unless `start_weight_update` was called before, see `LLM`."""
+        weights = read_weights(request, takes_arrays=isinstance(self._core, InprocClient))
+        if self._is_updating:
+            if version is not None or mode is not None:
+                message = "version and mode are finish_weight_update()'s, once start_weight_update() was called."
+                raise VLLMValidationError(message, parameter="version")
+            self._core.update_weights(weights)
+            return
+        self._check_update(version, mode)
+        self.start_weight_update()
+        try:
+            self._core.update_weights(weights)
+            self.finish_weight_update(version, mode=mode)
+        finally:
+            if self._is_updating:
+                self._is_updating = False
+                self._core.drop_weight_update()
+
+    @lasting_interrupts()
+    @locked
+    def finish_weight_update(self, weight_version: str | int | None = None, *, mode: PauseMode | None = None) -> None:
+        """Put the new weights in place and set their version, if one is passed; see `LLM.finish_weight_update`."""
+        self._check_update(weight_version, mode)
+        self._core.finish_weight_update(weight_version)
+        self._is_updating = False
+        self._asleep.end(["weights"])
+        self.front.metrics.forget_hits()
+
+    def _check_update(self, version: str | int | None, mode: PauseMode | None) -> None:
+        """Raise VLLMValidationError for a bad version or mode, and for requests that no mode decides about."""
+        if version is not None:
+            check_version(version)
+        if mode not in (None, "keep"):
+            message = f"mode must be None or 'keep', got {mode!r}: wait_for_completion() and abort_request() end requests."
+            raise VLLMValidationError(message, parameter="mode", value=mode)
+        if mode is None and (count := self.get_num_unfinished_requests()):
+            message = f"{count} requests are unfinished: run them to their end, or pass mode='keep', with which they go on "
+            raise VLLMValidationError(message + "and compute again what they have.", parameter="mode")
+
+    @locked
+    def get_weights(self) -> Any:
+        """Return the weights as a pytree of arrays, without a copy; see `LLM.get_weights`."""
+        if not isinstance(self._core, InprocClient):
+            message = "the engine's core is in another process, and so are its arrays."
+            raise VLLMValidationError(message, parameter="get_weights")
+        return self._core.get_weights()
+
+    @locked
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version of the weights without new weights."""
+        self._core.set_weight_version(check_version(version))
+
+    @locked
+    def get_weight_version(self) -> str | int:
+        """Return the version of the weights, "default" before one is set."""
+        return self._core.get_weight_version()
 
     def is_sleeping(self) -> bool:
         """Return whether weights or caches are off the device, until `wake_up` has brought both back."""

@@ -31,6 +31,9 @@ class Programs(NamedTuple):
 SLEEPING_PARTS = ("weights", "kv_cache")
 """The parts that a core frees when it sleeps, in the order in which they come back; vLLM's tags."""
 
+FIRST_VERSION = "default"
+"""The version of weights before one is set, as in vLLM."""
+
 _DECLARED: Any = None
 """The body of a declared call, which never runs; type checkers take `...` for a method that clients lack."""
 
@@ -161,6 +164,39 @@ class Core(Protocol):
         """Put the parts of SLEEPING_PARTS that `tags` names on the device again, unless they are there."""
         return _DECLARED
 
+    @_call()
+    def start_weight_update(self, of_draft: bool = False) -> None:
+        """Begin to take in new weights, of the draft model if so; an update that was begun before is dropped."""
+        return _DECLARED
+
+    @_call(takes_long=True)
+    def update_weights(self, weights: Any) -> None:
+        """Take in a part of the new weights: arrays, if the core is in this process, or a folder's by its path.
+
+        Raises VLLMValidationError, and takes nothing in, for what does not fit.
+        """
+        return _DECLARED
+
+    @_call()
+    def finish_weight_update(self, version: str | int | None = None) -> None:
+        """Put new weights in place; running requests compute again what they have, and all caches are dropped."""
+        return _DECLARED
+
+    @_call()
+    def drop_weight_update(self) -> None:
+        """Forget the weights that have been taken in and not put in place."""
+        return _DECLARED
+
+    @_call()
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version of the weights."""
+        return _DECLARED
+
+    @_call(asks_one=True)
+    def get_weight_version(self) -> str | int:
+        """Return the version of the weights, "default" before one is set."""
+        return _DECLARED
+
     @_call(takes_long=True)
     def warm_up(self) -> None:
         """Wait until every program is compiled."""
@@ -209,6 +245,10 @@ class CoreClient(Core, Protocol):
 
 class RunnableCore(Core, Protocol):
     """A core with the methods that run it: `EngineCore`, or one without a model."""
+
+    def get_weights(self) -> Any:
+        """Return the weights, which the caller owns too from now on."""
+        ...
 
     @property
     def is_warm(self) -> bool:

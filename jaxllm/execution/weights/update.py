@@ -41,7 +41,7 @@ class WeightUpdate:
         Raises VLLMValidationError, and adds nothing, for names, shapes, kinds of numbers and arrays that do not fit.
         """
         if not isinstance(weights, Mapping) or not all(isinstance(name, str) for name in weights):
-            message = f"weights must be a mapping of HF's names, or a pytree as get_weights() returns it, got "
+            message = "weights must be a mapping of HF's names, or a pytree as get_weights() returns it, got "
             raise VLLMValidationError(message + f"{type(weights).__name__}.", parameter="weights")
         is_flat = all(_is_array(value) for value in weights.values())
         (self._add_tensors if is_flat else self._add_tree)(weights)

@@ -301,6 +301,10 @@ class Tiers:
         if self._files is not None:
             self._files.forget_all()
 
+    def leave_files(self) -> None:
+        """Neither read, write nor remove files from now on: those that exist are of weights that have been replaced."""
+        self._files = None
+
     def held(self, holder: int) -> list[list[int]]:
         """Return the blocks of a holder that are held for waiting requests."""
         return [pending.held[holder] for pending in self._pending.values()]
