@@ -491,7 +491,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         return self.llm_engine.get_weight_version()
 
     def init_weight_transfer_engine(self, request: Any) -> None:
-        """Do nothing: arrays are handed over in this process. Raises VLLMValidationError for settings of a transport."""
+        """Do nothing: arrays are handed over in this process. Raises VLLMValidationError for a transport's settings."""
         check_transfer(request)
 
     def shutdown_weight_transfer_engine(self) -> None:

@@ -322,7 +322,7 @@ class EngineCore(HoldsAdapters):
     def start_weight_update(self, of_draft: bool = False) -> None:
         """Begin to take in new weights, of the draft model if so; an update that was begun before is dropped.
 
-        Raises VLLMValidationError where there is no such model, and for several hosts.
+        Raises VLLMValidationError where there is none, and for several hosts.
         """
         self._updates().start(of_draft=of_draft)
 
@@ -344,10 +344,8 @@ class EngineCore(HoldsAdapters):
         self._scheduler.tiers.leave_files()
         if self._mover is not None:
             self._mover.files = None
-        if not self.reset_prefix_cache(reset_running_requests=True, reset_connector=True):
-            raise RuntimeError("blocks are held though all requests have given theirs up: this is a bug in jaxllm")
-        if not self.reset_encoder_cache():
-            raise RuntimeError("encoded media are held though no request runs: this is a bug in jaxllm")
+        if not (self.reset_prefix_cache(True, reset_connector=True) and self.reset_encoder_cache()):
+            raise RuntimeError("no request runs, but blocks or media are held: this is a bug in jaxllm")
         if self._mover is not None:
             self._mover.begin(self._scheduler.tiers.take_moves())
             self._mover.finish(self._scheduler.tiers)
@@ -378,8 +376,6 @@ class EngineCore(HoldsAdapters):
         return self._weight_version
 
     def _updates(self) -> WeightUpdates:
-        if self._runner is None:
-            raise RuntimeError("This engine was shut down: make a new one.")
         assert self._weights is not None, "this core was made without what replaces weights"
         return self._weights
 

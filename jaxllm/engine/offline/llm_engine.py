@@ -14,10 +14,10 @@ from jaxllm.engine.front.asleep import Asleep, PauseMode, check_level, check_mod
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front.metrics import Metric
+from jaxllm.engine.front.new_weights import check_version, read_weights, refuse_replicas
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt, align_arguments
 from jaxllm.engine.front.reasoning_grammar import ReasoningGrammar
 from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
-from jaxllm.engine.front.new_weights import check_version, read_weights, refuse_replicas
 from jaxllm.engine.front.start import start_in_place, start_in_process, uses_ray
 from jaxllm.engine.transport.core_client import CoreClient
 from jaxllm.engine.transport.wire import FrameError
@@ -381,10 +381,14 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         if version is not None:
             check_version(version)
         if mode not in (None, "keep"):
-            message = f"mode must be None or 'keep', got {mode!r}: wait_for_completion() and abort_request() end requests."
+            message = (
+                f"mode must be None or 'keep', got {mode!r}: wait_for_completion() and abort_request() end requests."
+            )
             raise VLLMValidationError(message, parameter="mode", value=mode)
         if mode is None and (count := self.get_num_unfinished_requests()):
-            message = f"{count} requests are unfinished: run them to their end, or pass mode='keep', with which they go on "
+            message = (
+                f"{count} requests are unfinished: run them to their end, or pass mode='keep', with which they go on "
+            )
             raise VLLMValidationError(message + "and compute again what they have.", parameter="mode")
 
     @locked

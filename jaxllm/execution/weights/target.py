@@ -43,8 +43,12 @@ class WeightTarget:
             for source in sources_of_array(array):
                 self.owners.setdefault(source, []).append(path)
         self.leaves: dict[str, Leaf] = named_leaves(
-            unflatten({path: jax.tree.map(_leaf_of(path), stored(array), self.where[path])
-                       for path, array in self.arrays.items()})
+            unflatten(
+                {
+                    path: jax.tree.map(_leaf_of(path), stored(array), self.where[path])
+                    for path, array in self.arrays.items()
+                }
+            )
         )
         """The arrays on the devices, by their names in the pytree of the weights."""
         self.conversions = Conversions()

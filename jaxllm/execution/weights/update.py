@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.weights.conversion import can_convert
-from jaxllm.execution.weights.target import Leaf, WeightTarget, check_alive, named_leaves, sources_of_array
+from jaxllm.execution.weights.target import WeightTarget, check_alive, named_leaves, sources_of_array
 
 _SHOWN = 3
 """The most names that an error lists."""
@@ -82,7 +81,6 @@ class WeightUpdate:
         if path in self._loaded:
             return self._loaded[path], False
         if path in self._numbers:
-            sharding = jax.tree.leaves(where)[0]
             numbers = target.bring(path, self._numbers[path])
             return target.conversions.hold(array, numbers, where), False
         names = [name for name in self._names_of(path) if name in self._leaves]
