@@ -92,6 +92,7 @@ class MockCore(HoldsAdapters):
     is_compiling = False
     is_warm = True
     num_compiled = 0
+    weight_version: str | int = "default"
 
     def __init__(
         self,
@@ -227,6 +228,33 @@ class MockCore(HoldsAdapters):
     def wake_up(self, tags: list[str]) -> None:
         """Take requests again once all parts are awake."""
         self._asleep -= set(tags)
+
+    def start_weight_update(self, of_draft: bool = False) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        raise VLLMValidationError("there are no weights to update.", parameter="weights")
+
+    def update_weights(self, weights: Any) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def finish_weight_update(self, version: str | int | None = None) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def drop_weight_update(self) -> None:
+        """Do nothing: no update can have begun."""
+
+    def get_weights(self) -> Any:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version that `get_weight_version` returns."""
+        self.weight_version = version
+
+    def get_weight_version(self) -> str | int:
+        """Return the version of weights that are not there."""
+        return self.weight_version
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

@@ -160,8 +160,8 @@ def test_other_calls_that_are_refused(shared_llm: LLM, tmp_path: Path) -> None:
     array = jnp.zeros((2, 2))
     array.delete()
     calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: shared_llm.finish_weight_update(), "no update has begun"),
-        (lambda: shared_llm.start_draft_weight_update(), "no draft model"),
+        (shared_llm.finish_weight_update, "no update has begun"),
+        (shared_llm.start_draft_weight_update, "no draft model"),
         (lambda: shared_llm.update_weights({"update_info": {"names": [], "shapes": []}}), "NCCL and IPC"),
         (lambda: shared_llm.update_weights(str(tmp_path / "no")), "neither a folder"),
         (lambda: shared_llm.update_weights({"layers": {"what": np.zeros(1)}}), r"no array 'layers\.what'"),

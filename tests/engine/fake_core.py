@@ -76,6 +76,7 @@ class FakeCore(HoldsAdapters):
         self.parked: set[str] = set()
         """Sequences that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
+        self.weight_version: str | int = "default"
         self.slept: list[int] = []
         """The levels of all calls of `sleep`."""
         self.woken: list[str] = []
@@ -180,6 +181,33 @@ class FakeCore(HoldsAdapters):
 
     def wake_up(self, tags: list[str]) -> None:
         self.woken += tags
+
+    def start_weight_update(self, of_draft: bool = False) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        raise VLLMValidationError("there are no weights to update.", parameter="weights")
+
+    def update_weights(self, weights: Any) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def finish_weight_update(self, version: str | int | None = None) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def drop_weight_update(self) -> None:
+        """Do nothing: no update can have begun."""
+
+    def get_weights(self) -> Any:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version that `get_weight_version` returns."""
+        self.weight_version = version
+
+    def get_weight_version(self) -> str | int:
+        """Return the version of weights that are not there."""
+        return self.weight_version
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

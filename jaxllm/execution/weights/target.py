@@ -57,7 +57,7 @@ class WeightTarget:
         """Return the arrays, or their stored forms, of a pytree of weights, by path."""
         return {path: _find(weights, path) for path in self.arrays}
 
-    def bring(self, name: str, array: Any) -> Array:
+    def bring(self, array: Any) -> Array:
         """Return one of HF's tensors on the devices of the mesh; one that is there stays as it is."""
         return self._moved(array, replicated(self.mesh))
 

@@ -81,14 +81,14 @@ class WeightUpdate:
         if path in self._loaded:
             return self._loaded[path], False
         if path in self._numbers:
-            numbers = target.bring(path, self._numbers[path])
+            numbers = target.bring(self._numbers[path])
             return target.conversions.hold(array, numbers, where), False
         names = [name for name in self._names_of(path) if name in self._leaves]
         if names:
             made = [target.adopt(target.leaves[name], self._leaves[name]) for name in names]
             structure = jax.tree.structure(where)
             return jax.tree.unflatten(structure, [value for value, _ in made]), any(same for _, same in made)
-        tensors = {name: target.bring(name, self._tensors[name]) for name in sources_of_array(array)}
+        tensors = {name: target.bring(self._tensors[name]) for name in sources_of_array(array)}
         return target.conversions.run(array, where, tensors, old), False
 
     def _names_of(self, path: str) -> list[str]:
