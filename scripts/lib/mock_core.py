@@ -231,14 +231,17 @@ class MockCore(HoldsAdapters):
 
     def start_weight_update(self, of_draft: bool = False) -> None:
         """Raise VLLMValidationError: there are no weights."""
+        del of_draft
         raise VLLMValidationError("there are no weights to update.", parameter="weights")
 
     def update_weights(self, weights: Any) -> None:
         """Raise VLLMValidationError: there are no weights."""
+        del weights
         self.start_weight_update()
 
     def finish_weight_update(self, version: str | int | None = None) -> None:
         """Raise VLLMValidationError: there are no weights."""
+        del version
         self.start_weight_update()
 
     def drop_weight_update(self) -> None:
