@@ -32,7 +32,7 @@ def changed(case: str, seed: int = 1) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     return {
         name: (tensor * (1 + 0.1 * rng.standard_normal(tensor.shape))).astype(tensor.dtype)
-        if np.issubdtype(tensor.dtype, np.floating)
+        if jnp.issubdtype(tensor.dtype, jnp.floating)  # numpy knows no bfloat16
         else tensor
         for name, tensor in read_tensors(case).items()
     }

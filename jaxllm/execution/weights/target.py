@@ -71,9 +71,14 @@ class WeightTarget:
         return self.conversions.cast(self._moved(array, _sharding(leaf.where)), dtype, leaf.where), False
 
     def _moved(self, array: Any, where: jax.sharding.Sharding) -> Array:
-        """Return an array on the devices of the mesh, placed as `where` says unless it is there already."""
+        """Return an array on the devices of the mesh, placed as `where` says unless it is there already.
+
+        Equivalent shardings become one, so that programs are not compiled again for another.
+        """
         if not isinstance(array, jax.Array):
             return jax.device_put(_copied(array, array.dtype), where)
+        if array.sharding.is_equivalent_to(where, array.ndim):
+            return _of_sharding(array, where)
         devices = set(self.mesh.devices.flat)
         return array if array.sharding.device_set == devices else jax.device_put(array, where)
 
