@@ -243,8 +243,8 @@ class Launcher:
     def drop_weights(self) -> None:
         """Free the weights, and the adapters in their slots; nothing can be launched until `bring_weights`."""
         with self._turn:
-            own = [array for array in jax.tree.leaves(self.weights()) if id(array) not in self._shared]
-            _delete([own, self.params.get("adapters")])
+            unshared = [array for array in jax.tree.leaves(self.weights()) if id(array) not in self._shared]
+            _delete([unshared, self.params.get("adapters")])
             self._encoders, self._shared = {}, set()
             self.params = {name: value for name, value in self.params.items() if name == "media"}
 

@@ -134,8 +134,8 @@ class WeightUpdate:
         names = list(names)
         missing = [name for name in names if name not in present]
         if missing and len(missing) < len(names):
-            there = next(name for name in names if name in present)
-            message = f"{missing[0]!r} is missing: with {there!r} it is a part of {path!r}, which is one array"
+            passed = next(name for name in names if name in present)
+            message = f"{missing[0]!r} is missing: with {passed!r} it is a part of {path!r}, which is one array"
             more = f", as are {len(missing) - 1} more" if len(missing) > 1 else ""
             raise VLLMValidationError(f"{message}{more}. Pass every {kind} of it.", parameter="weights")
 
