@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.exceptions import VLLMValidationError
+from tests.e2e import adapter_data
+from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of, scheduler_of
 from tests.e2e.test_sleep import JOBS, SETTINGS, counting_compilations
 from tests.e2e.tiny_engine import bits, run_together, tiny_llm
@@ -129,6 +134,7 @@ def wrong(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     return tensors
 
 
+EMBEDDING = "model.embed_tokens.weight"
 Q, K = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qk")
 
 
@@ -136,11 +142,12 @@ Q, K = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qk")
     ("change", "message"),
     [
         (lambda all_: all_.update(nobody=all_[Q]), "no tensor 'nobody'"),
+        (lambda all_: all_.update({"lm_head.weight": all_[EMBEDDING]}), "its embedding is its output head"),
         (lambda all_: all_.pop(K), f"'{K}' is missing"),
         (lambda all_: all_.update({Q: all_[Q][:-1]}), f"'{Q}' has shape"),
         (lambda all_: all_.update({Q: all_[Q].astype(np.int32)}), f"'{Q}' has dtype int32"),
     ],
-    ids=["unknown", "missing", "shape", "kind"],
+    ids=["unknown", "tied head", "missing", "shape", "kind"],
 )
 def test_what_does_not_fit_changes_nothing(shared_llm: LLM, change: Any, message: str) -> None:
     before = answers(shared_llm)
@@ -235,6 +242,86 @@ def test_a_folder_of_blocks_is_left_alone(tmp_path: Path) -> None:
             assert answers(llm) == before, "no block of other weights was found"
             llm.update_weights(tensors)
             assert answers(llm) == expected
+
+
+def test_blocks_on_the_host_are_forgotten(tmp_path: Path) -> None:
+    """The pool is too small for all prompts, so that the host has blocks of each of three updates."""
+    settings = SETTINGS | {"num_gpu_blocks_override": 12, "kv_offloading_size": 0.01}
+    updates = [changed(CASE, seed) for seed in range(3)]
+    expected = [expected_of(saved(CASE, tensors, tmp_path / str(i))) for i, tensors in enumerate(updates)]
+    with tiny_llm(CASE, **settings) as (llm, _):
+        for tensors, answer in [*zip(updates, expected, strict=True)] * 2:
+            llm.update_weights(tensors)
+            first = run_together(llm, JOBS)
+            assert [bits(output) for output in first] == answer
+            assert {output.num_cached_tokens for output in first} == {0}
+            again = run_together(llm, JOBS)
+            assert [bits(output) for output in again] == answer
+            assert all(output.num_cached_tokens for output in again)
+
+
+def test_adapters_stay(tmp_path: Path) -> None:
+    """More adapters than slots: some are in a slot during the update, others in the host's store."""
+    adapters = [adapter_data.request(name, CASE) for name in adapter_data.names_of(CASE)[:3]]
+    prompts = [adapter_data.prompt_of(CASE)] * len(adapters)
+    settings = {"max_loras": 2, "max_cpu_loras": 4} | adapter_data.SETTINGS
+
+    def logprobs(llm: LLM) -> list[Any]:
+        outputs = adapter_data.generate(llm, prompts, adapters)
+        return [adapter_data.logprobs_of(output).tolist() for output in outputs]
+
+    tensors = changed(CASE)
+    with LLM(str(saved(CASE, tensors, tmp_path / "new")), **settings) as llm:
+        expected = logprobs(llm)
+    with LLM(str(folder(CASE)), **settings) as llm:
+        before = logprobs(llm)
+        assert before != expected
+        llm.update_weights(tensors)
+        assert logprobs(llm) == expected
+        llm.update_weights(dict(read_tensors(CASE)))
+        assert logprobs(llm) == before
+
+
+def test_a_draft_head(tmp_path: Path) -> None:
+    """With its new weights it guesses what a new engine's head guesses; the model's own update leaves its tokens."""
+    heads = Path(head_config("eagle3")["model"])
+    rng = np.random.default_rng(0)
+    head = {
+        name: (array * (1 + rng.standard_normal(array.shape))).astype(array.dtype)
+        if jnp.issubdtype(array.dtype, jnp.floating)
+        else array
+        for name, array in load_file(heads / "model.safetensors").items()
+    }
+    shutil.copytree(heads, tmp_path / "head")
+    save_file(head, tmp_path / "head" / "model.safetensors")
+    tensors = changed("gemma2")
+    path = saved("gemma2", tensors, tmp_path / "new")
+
+    def guessed(llm: LLM, scheduler: Any) -> Any:
+        guesses = Guesses(scheduler)
+        return answers(llm), dict(guesses.seen)
+
+    config = head_config("eagle3")
+    with tiny_llm(path, **SETTINGS, speculative_config=config | {"model": str(tmp_path / "head")}) as (llm, scheduler):
+        expected = guessed(llm, scheduler)
+    with tiny_llm("gemma2", **SETTINGS, speculative_config=config) as (llm, scheduler):
+        before = guessed(llm, scheduler)
+        llm.start_draft_weight_update()
+        llm.update_weights(head)
+        llm.finish_weight_update()
+        of_head = guessed(llm, scheduler)
+        assert of_head[0] == before[0]
+        assert of_head[1] != before[1]
+        llm.update_weights(tensors)
+        assert guessed(llm, scheduler) == expected
+
+
+def test_two_devices() -> None:
+    """Tensors and trees are resharded to the parts that the devices hold."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    command = [sys.executable, "-m", "tests.e2e.weight_runs"]
+    done = subprocess.run(command, env=os.environ | {"XLA_FLAGS": flags}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_the_config_of_the_cases_is_what_the_tests_say() -> None:

@@ -14,6 +14,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.weights.conversion import can_convert
 from jaxllm.execution.weights.target import WeightTarget, check_alive, named_leaves, sources_of_array
 
+_HEAD = "lm_head.weight"
 _SHOWN = 3
 """The most names that an error lists."""
 
@@ -100,7 +101,10 @@ class WeightUpdate:
         others = [name for name in tensors if name not in known]
         unknown = [name for name in others if not any(fnmatchcase(name, each) for each in self._ignored)]
         if unknown:
-            raise _refusal("the model has no tensor", unknown, f"it has {_listed(self._target.specs)}")
+            hint = f"it has {_listed(self._target.specs)}"
+            if unknown[0] == _HEAD and "lm_head.table" not in self._target.arrays:
+                hint = "its embedding is its output head too (tie_word_embeddings)"
+            raise _refusal("the model has no tensor", unknown, hint)
         for name, value in known.items():
             spec = self._target.specs[name]
             _check_array(name, value, spec.hf_shape, spec.dtype)
@@ -158,7 +162,10 @@ def _check_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> N
     if tuple(value.shape) != tuple(shape):
         message = f"{name!r} has shape {list(value.shape)}, the model needs {list(shape)}."
         raise VLLMValidationError(message, parameter="weights", value=name)
-    is_alike = value.dtype == dtype or all(jnp.issubdtype(kind, jnp.floating) for kind in (value.dtype, dtype))
+    kinds = jnp.floating, jnp.integer
+    is_alike = value.dtype == dtype or any(
+        jnp.issubdtype(value.dtype, kind) and jnp.issubdtype(dtype, kind) for kind in kinds
+    )
     if not is_alike:
         message = f"{name!r} has dtype {value.dtype}, the model needs {jnp.dtype(dtype).name}."
         raise VLLMValidationError(message, parameter="weights", value=name)
