@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -26,8 +26,8 @@ from jaxllm.core_messages import (
 from jaxllm.engine.core.hosts.host_group import Hosts, OneHost
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.core.row_masks import rows_masks
-from jaxllm.engine.core.weight_updates import LACKS_WEIGHTS, WeightUpdates
-from jaxllm.engine.transport.core_client import FIRST_VERSION, SLEEPING_PARTS
+from jaxllm.engine.core.weight_updates import HoldsWeights, WeightUpdates
+from jaxllm.engine.transport.core_client import SLEEPING_PARTS
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 from jaxllm.lora.store import AdapterStore, HoldsAdapters
 from jaxllm.sampling_params import SamplingParams
@@ -46,7 +46,7 @@ MASK_WAIT = 0.05  # seconds; the longest that a step waits for late masks, howev
 MASK_POLL = 0.0005  # seconds; how often it looks whether the step in flight has ended meanwhile
 
 
-class EngineCore(HoldsAdapters):
+class EngineCore(HoldsAdapters, HoldsWeights):
     """Runs steps with one in flight: step N + 1 is planned and sent while the device computes step N.
 
     In the caller's thread there are two: step N + 1 is sent before the caller handles what step N - 1 gave.
@@ -78,9 +78,6 @@ class EngineCore(HoldsAdapters):
         """None once the core is shut down."""
         self._masks, self._adapters, self._hosts = masks, adapters, hosts or OneHost()
         self._mover, self._weights = mover, weights
-        self._weight_version: str | int = FIRST_VERSION
-        self._lacks_weights = False
-        """Whether there are no weights to run, because those of an update have been dropped, or it has failed."""
         self._overlap = overlap
         self._validators = tuple(validators)
         self._profiler = profiler or StepProfiler(None)
@@ -117,8 +114,7 @@ class EngineCore(HoldsAdapters):
             self._refuse(sequences, RequestError("internal", "The engine sleeps."))
             return
         try:
-            if self._lacks_weights:
-                raise VLLMValidationError(LACKS_WEIGHTS, parameter="weights")
+            self._check_weights()
             if request.pooling_params is None:
                 self._validate(request.sampling_params)
             if request.media is not None:
@@ -311,27 +307,12 @@ class EngineCore(HoldsAdapters):
         runner = self._runner
         if runner is None:
             raise RuntimeError("This engine was shut down: make a new one.")
+        wake = {"weights": runner.bring_weights, "kv_cache": runner.make_caches}
         for part in SLEEPING_PARTS:
             if part in self._asleep and part in tags:
-                if part == "weights":
-                    self._lacks_weights = not runner.bring_weights()
-                else:
-                    runner.make_caches()
+                wake[part]()
                 self._asleep -= {part}
-
-    def start_weight_update(self, of_draft: bool = False) -> None:
-        """Begin to take in new weights, of the draft model if so; an update that was begun before is dropped.
-
-        Raises VLLMValidationError where there is none, and for several hosts.
-        """
-        self._updates().start(of_draft=of_draft)
-
-    def update_weights(self, weights: Any) -> None:
-        """Take in a part of the new weights: arrays, or those in the folder that a string names. For any thread.
-
-        Steps read the old ones. Raises VLLMValidationError, and takes nothing in, for what does not fit.
-        """
-        self._updates().add(weights)
+        self._look_at_weights()
 
     def finish_weight_update(self, version: str | int | None = None) -> None:
         """Put new weights in place; running requests compute again, with these, what they have.
@@ -339,7 +320,7 @@ class EngineCore(HoldsAdapters):
         Prefixes and encoded media are forgotten, and a folder of KV blocks is left alone from now on: its blocks are of
         other weights. Raises VLLMValidationError, and changes nothing, for an update that is not complete.
         """
-        updates = self._updates()
+        updates = self._get_weights()
         updates.check()
         self._scheduler.tiers.leave_files()
         if self._mover is not None:
@@ -349,35 +330,8 @@ class EngineCore(HoldsAdapters):
         if self._mover is not None:
             self._mover.begin(self._scheduler.tiers.take_moves())
             self._mover.finish(self._scheduler.tiers)
-        try:
-            updates.finish()
-        except BaseException:
-            self._lacks_weights = updates.lacks_weights()
-            raise
-        self._lacks_weights = False
+        updates.finish(version)
         self._asleep -= {"weights"}
-        if version is not None:
-            self._weight_version = version
-
-    def drop_weight_update(self) -> None:
-        """Forget the weights that have been taken in and not put in place."""
-        self._updates().drop()
-
-    def get_weights(self) -> Any:
-        """Return the weights, which the caller owns too from now on; for callers in the core's process."""
-        return self._updates().get()
-
-    def set_weight_version(self, version: str | int) -> None:
-        """Set the version of the weights."""
-        self._weight_version = version
-
-    def get_weight_version(self) -> str | int:
-        """Return the version of the weights, "default" before one is set."""
-        return self._weight_version
-
-    def _updates(self) -> WeightUpdates:
-        assert self._weights is not None, "this core was made without what replaces weights"
-        return self._weights
 
     def _forget_caches(self) -> None:
         """Forget prefixes, here and on the host, encoded media and the adapters in slots; no request needs any."""
@@ -423,6 +377,7 @@ class EngineCore(HoldsAdapters):
             if self._adapters is not None:
                 self._adapters.close()
             self._runner = self._in_flight = self._ahead = self._failure = None
+            self._weights = None
             self._abandon(RequestError("internal", "The engine was shut down."))
             self._hosts.close()
             give_back()

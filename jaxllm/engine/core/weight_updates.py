@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxllm.engine.transport.core_client import FIRST_VERSION
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format
@@ -23,7 +24,7 @@ from jaxllm.models.quantization import METHODS
 from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.model import lent_arrays
 
-LACKS_WEIGHTS = "The engine has no weights: those of the last update are gone. Call update_weights() with all of them."
+_NO_WEIGHTS = "The engine has no weights: those of the last update are gone. Call update_weights() with all of them."
 
 
 class Updated(NamedTuple):
@@ -42,6 +43,9 @@ class WeightUpdates:
         self._main, self._draft = main, draft
         self._targets: dict[int, WeightTarget] = {}
         self._begun: tuple[Updated, WeightUpdate] | None = None
+        self.version: str | int = FIRST_VERSION
+        self.are_lost = False
+        """Whether there are no weights to run."""
 
     def start(self, *, of_draft: bool) -> None:
         """Begin an update; one that was begun before is dropped. Raises VLLMValidationError where none is possible."""
@@ -68,12 +72,21 @@ class WeightUpdates:
         chosen, update = self._current()
         update.check(needs_all=not chosen.launcher.weights())
 
-    def finish(self) -> None:
-        """Put the new weights in place of the old ones, once no step is in flight.
+    def finish(self, version: str | int | None = None) -> None:
+        """Put the new weights in place of the old ones, once no step is in flight; None leaves the version.
 
-        If this fails, as for lack of memory, the weights may be lost: `lacks_weights` says so.
+        If this fails, as for lack of memory, the weights may be lost: `are_lost` says so.
         """
         chosen, update = self._current()
+        try:
+            self._replace(chosen, update)
+        finally:
+            self.look()
+        self._begun = None
+        if version is not None:
+            self.version = version
+
+    def _replace(self, chosen: Updated, update: WeightUpdate) -> None:
         launcher, target = chosen.launcher, self._target(chosen)
         held = launcher.weights()
         values = target.flat(held) if held else {}
@@ -90,7 +103,6 @@ class WeightUpdates:
         jax.block_until_ready(values)
         lent = lent_arrays(chosen.model, self._main.launcher.params) if chosen is self._draft else {}
         launcher.put_weights(unflatten(values) | lent, shared)
-        self._begun = None
         if chosen is self._main and self._draft is not None:
             draft = self._draft
             draft.launcher.bring_weights()
@@ -107,10 +119,10 @@ class WeightUpdates:
             raise VLLMValidationError("the weights are not on the device now.", parameter="weights")
         return self._main.launcher.share_weights()
 
-    def lacks_weights(self) -> bool:
-        """Return whether arrays of the model have been lost."""
-        weights = self._main.launcher.weights()
-        return not weights or any(array.is_deleted() for array in jax.tree.leaves(weights))
+    def look(self) -> None:
+        """Note in `are_lost` whether a model's arrays are gone, as after a sleep or an update that failed."""
+        weights = [launcher.weights() for launcher in self._launchers()]
+        self.are_lost = not all(weights) or any(array.is_deleted() for array in jax.tree.leaves(weights))
 
     def _launchers(self) -> list[Launcher]:
         return [each.launcher for each in (self._main, self._draft) if each is not None]
@@ -125,6 +137,58 @@ class WeightUpdates:
         if key not in self._targets:
             self._targets[key] = WeightTarget(chosen.specs, chosen.config.mesh)
         return self._targets[key]
+
+
+class HoldsWeights:
+    """The base of cores, with the calls about weights."""
+
+    _weights: WeightUpdates | None
+    """None once the core is shut down, or if its weights stay."""
+
+    def start_weight_update(self, of_draft: bool = False) -> None:
+        """Begin to take in new weights, of the draft model if so; an update that was begun before is dropped.
+
+        Raises VLLMValidationError where there is no such model, and for several hosts.
+        """
+        self._get_weights().start(of_draft=of_draft)
+
+    def update_weights(self, weights: Any) -> None:
+        """Take in a part of the new weights: arrays, or those in the folder that a string names. For any thread.
+
+        Steps read the old ones. Raises VLLMValidationError, and takes nothing in, for what does not fit.
+        """
+        self._get_weights().add(weights)
+
+    def drop_weight_update(self) -> None:
+        """Forget the weights that have been taken in and not put in place."""
+        self._get_weights().drop()
+
+    def get_weights(self) -> Any:
+        """Return the weights, which the caller owns too from now on; for callers in the core's process."""
+        return self._get_weights().get()
+
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version of the weights."""
+        self._get_weights().version = version
+
+    def get_weight_version(self) -> str | int:
+        """Return the version of the weights, "default" before one is set."""
+        return self._get_weights().version
+
+    def _check_weights(self) -> None:
+        """Raise VLLMValidationError if there are no weights to run."""
+        if self._weights is not None and self._weights.are_lost:
+            raise VLLMValidationError(_NO_WEIGHTS, parameter="weights")
+
+    def _look_at_weights(self) -> None:
+        """Find out whether there are weights to run, after a change of what the devices hold."""
+        if self._weights is not None:
+            self._weights.look()
+
+    def _get_weights(self) -> WeightUpdates:
+        if self._weights is None:
+            raise RuntimeError("This engine was shut down: make a new one.")
+        return self._weights
 
 
 def _load(chosen: Updated, target: WeightTarget, path: str) -> dict[str, Any]:
