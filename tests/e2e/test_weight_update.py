@@ -114,18 +114,35 @@ def pointers(weights: Any) -> list[int]:
 def test_arrays_like_the_engines_are_taken_over_without_a_copy() -> None:
     with tiny_llm(CASE, **SETTINGS) as (llm, _):
         before, old = answers(llm), llm.get_weights()
-        new = jax.jit(lambda tree: jax.tree.map(lambda array: array * 1.5, tree))(old)
-        llm.update_weights(new)
+        train = jax.jit(lambda tree: jax.tree.map(lambda array: array * 1.25, tree))
+        llm.update_weights(train(old))
+        new = old
         with counting_compilations() as compiled, jax.transfer_guard_device_to_host("disallow"):
-            llm.update_weights(new)
+            for number in range(20):
+                new = train(new)
+                llm.update_weights(new, version=number)
+                assert pointers(llm.get_weights()) == pointers(new)
+                assert llm.get_weight_version() == number
         assert compiled == []
-        assert pointers(llm.get_weights()) == pointers(new)
         assert answers(llm) != before
         llm.update_weights(jax.tree.map(lambda array: array.astype(jnp.float16), old))
         llm.update_weights(old)
         assert answers(llm) == before
         llm.update_weights({"update_info": {"weights": changed(CASE)}})
         assert not any(array.is_deleted() for array in jax.tree.leaves((old, new))), "the trainer's own arrays stay"
+
+
+def test_rounding_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """The checkpoint is in bfloat16, and so is what the engine holds, though it computes in float32."""
+    tensors = {name: tensor.astype(np.float32) for name, tensor in changed(CASE).items()}
+    with tiny_llm(CASE, **SETTINGS) as (llm, _):
+        llm.update_weights(changed(CASE))
+        expected = answers(llm)
+        assert "is rounded" not in caplog.text
+        for _ in range(2):
+            llm.update_weights(tensors)
+        assert caplog.text.count("is rounded to bfloat16") == 1
+        assert answers(llm) == expected
 
 
 def wrong(change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
@@ -246,7 +263,7 @@ def test_a_folder_of_blocks_is_left_alone(tmp_path: Path) -> None:
 
 def test_blocks_on_the_host_are_forgotten(tmp_path: Path) -> None:
     """The pool is too small for all prompts, so that the host has blocks of each of three updates."""
-    settings = SETTINGS | {"num_gpu_blocks_override": 12, "kv_offloading_size": 0.01}
+    settings: dict[str, Any] = SETTINGS | {"num_gpu_blocks_override": 12, "kv_offloading_size": 0.01}
     updates = [changed(CASE, seed) for seed in range(3)]
     expected = [expected_of(saved(CASE, tensors, tmp_path / str(i))) for i, tensors in enumerate(updates)]
     with tiny_llm(CASE, **settings) as (llm, _):
@@ -264,7 +281,7 @@ def test_adapters_stay(tmp_path: Path) -> None:
     """More adapters than slots: some are in a slot during the update, others in the host's store."""
     adapters = [adapter_data.request(name, CASE) for name in adapter_data.names_of(CASE)[:3]]
     prompts = [adapter_data.prompt_of(CASE)] * len(adapters)
-    settings = {"max_loras": 2, "max_cpu_loras": 4} | adapter_data.SETTINGS
+    settings: dict[str, Any] = {"max_loras": 2, "max_cpu_loras": 4} | adapter_data.SETTINGS
 
     def logprobs(llm: LLM) -> list[Any]:
         outputs = adapter_data.generate(llm, prompts, adapters)

@@ -52,6 +52,8 @@ class WeightTarget:
         )
         """The arrays on the devices, by their names in the pytree of the weights."""
         self.conversions = Conversions()
+        self.is_rounding_noted = False
+        """Whether the log says that matrices are rounded."""
 
     def flat(self, weights: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arrays, or their stored forms, of a pytree of weights, by path."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.weights.conversion import can_convert
 from jaxllm.execution.weights.target import WeightTarget, check_alive, named_leaves, sources_of_array
+
+logger = logging.getLogger(__name__)
 
 _HEAD = "lm_head.weight"
 _SHOWN = 3
@@ -115,6 +118,7 @@ class WeightUpdate:
                     reason = f"is held in the checkpoint's own format, {form.name}, which is not made of plain numbers"
                     hint = "pass it as get_weights() returns it, or weights_path with such a checkpoint"
                     raise VLLMValidationError(f"{name!r} {reason}: {hint}.", parameter="weights", value=name)
+                self._note_rounding(path, name, value)
         self._tensors.update({name: _kept(value) for name, value in known.items()})
 
     def _add_tree(self, tree: Mapping[str, Any]) -> None:
@@ -126,8 +130,21 @@ class WeightUpdate:
         for name, value in leaves.items():
             spec = self._target.arrays[name] if name in numbers else self._target.leaves[name].spec
             _check_array(name, value, spec.shape, spec.dtype)
+            if name in numbers:
+                self._note_rounding(name, name, value)
         self._numbers.update({name: _kept(value) for name, value in numbers.items()})
         self._leaves.update({name: _kept(value) for name, value in leaves.items() if name not in numbers})
+
+    def _note_rounding(self, path: str, name: str, value: Any) -> None:
+        """Log once that numbers are rounded to the checkpoint's format, though steps compute with more digits."""
+        array, target = self._target.arrays[path], self._target
+        if array.format is None or not array.format.is_half or target.is_rounding_noted:
+            return
+        held = jnp.dtype(array.format.device_dtype("codes", packed=array.is_packed))
+        if min(jnp.dtype(array.dtype).itemsize, value.dtype.itemsize) > held.itemsize:
+            target.is_rounding_noted = True
+            message = "%r is rounded to %s, as the checkpoint holds it: so are all such matrices, in each update"
+            logger.warning(message, name, held.name)
 
     def _is_numbers(self, name: str) -> bool:
         """Return whether this is the path of an array that is rounded to a quantized form."""
