@@ -24,6 +24,8 @@ MAX_ROWS = 16_384
 """The most rows of log-probabilities that the questions about one state may take."""
 MAX_OPTION_LENGTH = 4_096
 """The most characters of an option."""
+MAX_TEXT_LENGTH = 2**20
+"""The most characters of instructions and of a description."""
 
 type QuestionType = Literal["choice", "score", "noul"]
 
@@ -106,6 +108,8 @@ class DecisionOutput:
     """The tokens of all prompts, shared ones counted in each."""
     num_cached_tokens: int
     """The tokens among them that were not computed: they were shared with other questions or in the prefix cache."""
+    num_cache_creation_tokens: int
+    """The tokens of the prompts that were added to the prefix cache."""
     num_rows: int
     """The rows of log-probabilities that were computed."""
 
@@ -115,28 +119,13 @@ def read_questions(questions: Any, label: str = "questions") -> dict[str, Questi
     if not isinstance(questions, Mapping) or not 1 <= len(questions) <= MAX_QUESTIONS:
         message = f"{label} must be a dict from id to question with 1 to {MAX_QUESTIONS} of them, got "
         raise _refusal(message + (shown(questions) if not isinstance(questions, Mapping) else f"{len(questions)}."))
-    return {_checked_id(name, label): _read(each, f"{label}[{shown(name)}]") for name, each in questions.items()}
+    return {
+        _checked_id(name, label): read_question(each, f"{label}[{shown(name)}]") for name, each in questions.items()
+    }
 
 
-def text_of(value: Any, label: str) -> str:
-    """Return a text, or a JSON value as JSON. Raises VLLMValidationError for other values."""
-    if not isinstance(value, str):
-        try:
-            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise _refusal(f"{label} must be a text or a JSON value, got {shown(value)}.") from error
-    if not is_unicode(value):
-        raise _refusal(f"{label} has lone surrogates, which are not Unicode.")
-    return value
-
-
-def _checked_id(name: Any, label: str) -> str:
-    if not isinstance(name, str) or not name or not is_unicode(name):
-        raise _refusal(f"{label}: an id must be a non-empty string, got {shown(name)}.")
-    return name
-
-
-def _read(question: Any, label: str) -> Question:
+def read_question(question: Any, label: str) -> Question:
+    """Return a checked question, of a `Question` or a dict in vLLM's form. Errors begin with `label`."""
     if isinstance(question, Question):
         return question
     if not isinstance(question, Mapping):
@@ -148,14 +137,47 @@ def _read(question: Any, label: str) -> Question:
     if reader is None:
         raise _refusal(f"{label}: type must be 'choice', 'score' or 'noul', got {shown(kind)}.")
     asked = question.get("instructions")
-    instructions = "" if asked is None else text_of(asked, f"{label}: instructions")
+    instructions = "" if asked is None else text_of(asked, f"{label}: instructions", MAX_TEXT_LENGTH)
     return Question(cast(QuestionType, kind), instructions, reader(criteria, f"{label}: criteria"))
+
+
+def make_option(text: Any, description: str | None, label: str, name: str | None = None) -> Option:
+    """Return an option that the prompt calls `text`, and the answer `name`, by default the same. Raises
+    VLLMValidationError for a text that cannot be an answer.
+    """
+    if not isinstance(text, str) or not text.strip() or len(text) > MAX_OPTION_LENGTH or not is_unicode(text):
+        message = f"{label}: an option must be a text of 1 to {MAX_OPTION_LENGTH} characters, not all spaces; got "
+        raise _refusal(f"{message}{shown(text)}.")
+    return Option(text if name is None else name, (text,), description)
+
+
+def text_of(value: Any, label: str, most: int | None = None) -> str:
+    """Return a text, or a JSON value as JSON. Raises VLLMValidationError for other values, and for more than `most`
+    characters.
+    """
+    parameter = label if label.isidentifier() else "questions"
+    if not isinstance(value, str):
+        try:
+            value = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _refusal(f"{label} must be a text or a JSON value, got {shown(value)}.", parameter) from error
+    if most is not None and len(value) > most:
+        raise _refusal(f"{label} must have at most {most} characters, got {len(value)}.", parameter)
+    if not is_unicode(value):
+        raise _refusal(f"{label} has lone surrogates, which are not Unicode.", parameter)
+    return value
+
+
+def _checked_id(name: Any, label: str) -> str:
+    if not isinstance(name, str) or not name or not is_unicode(name):
+        raise _refusal(f"{label}: an id must be a non-empty string, got {shown(name)}.")
+    return name
 
 
 def _read_choice(criteria: Any, label: str) -> tuple[Option, ...]:
     if not isinstance(criteria, Mapping) or not 1 <= len(criteria) <= MAX_OPTIONS:
         raise _refusal(f"{label} must be a dict from option to description with 1 to {MAX_OPTIONS} options.")
-    return tuple(_option(name, _description(each, label), label) for name, each in criteria.items())
+    return tuple(make_option(name, _description(each, label), label) for name, each in criteria.items())
 
 
 def _read_score(criteria: Any, label: str) -> tuple[Option, ...]:
@@ -177,16 +199,9 @@ def _read_noul(criteria: Any, label: str) -> tuple[Option, ...]:
 _READERS = {"choice": _read_choice, "score": _read_score, "noul": _read_noul}
 
 
-def _option(name: Any, description: str | None, label: str) -> Option:
-    if not isinstance(name, str) or not name.strip() or len(name) > MAX_OPTION_LENGTH or not is_unicode(name):
-        message = f"{label}: an option must be a text of 1 to {MAX_OPTION_LENGTH} characters, not all spaces; got "
-        raise _refusal(f"{message}{shown(name)}.")
-    return Option(name, (name,), description)
-
-
 def _description(description: Any, label: str) -> str | None:
-    return None if description is None else text_of(description, f"{label}: a description")
+    return None if description is None else text_of(description, f"{label}: a description", MAX_TEXT_LENGTH)
 
 
-def _refusal(message: str) -> VLLMValidationError:
-    return VLLMValidationError(message, parameter="questions")
+def _refusal(message: str, parameter: str = "questions") -> VLLMValidationError:
+    return VLLMValidationError(message, parameter=parameter)

@@ -25,6 +25,7 @@ from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationEr
 from jaxllm.resolve.vllm_config import VllmConfig
 from jaxllm.server import invocations
 from jaxllm.server.anthropic import routes as anthropic
+from jaxllm.server.decisions import routes as decisions
 from jaxllm.server.http.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.http.endpoint import Refusals, Reply
 from jaxllm.server.http.errors import RequestFailedError
@@ -65,6 +66,7 @@ _DIALECTS: Mapping[str, ModuleType] = {
     "pooled_serving": pooling,
     "openai_serving_transcription": speech,
     "serving_tokens": tokens,
+    "serving_decisions": decisions,
 }
 """The APIs besides OpenAI's chat and completions, by the attribute of `app.state` with the object that answers them.
 

@@ -142,7 +142,7 @@ class MockCore(HoldsAdapters):
         """Raise VLLMValidationError for params that need a model: scored prompts and structured outputs."""
         del seconds
         needs_grammar = () if self._replies else ("structured_outputs",)
-        for name in (*needs_grammar, "prompt_logprobs", "prompt_logprob_token_ids", "logprob_token_ids"):
+        for name in (*needs_grammar, "prompt_logprobs", "prompt_logprob_token_ids"):
             if getattr(params, name) is not None:
                 raise VLLMValidationError(f"{name} needs a model, which a mock core has not.", parameter=name)
 
@@ -297,19 +297,23 @@ class MockCore(HoldsAdapters):
             reason = "length"
         if reason is not None:
             del self._streams[request.request_id]
-        num_logprobs = request.sampling_params.num_logprobs
+        num_logprobs, asked = request.sampling_params.num_logprobs, request.sampling_params.logprob_token_ids
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[token_id],
-            new_logprobs=None if num_logprobs is None else [self._logprobs(token_id, num_logprobs)],
+            new_logprobs=None if num_logprobs is None else [self._logprobs(token_id, num_logprobs, asked)],
             finish_reason=reason,
             stop_reason=stop_reason,
             queued_ts=stream.entered,
             scheduled_ts=stream.scheduled,
         )
 
-    def _logprobs(self, token_id: int, num: int) -> TokenLogprobs:
-        """Make the token the most likely, and the text's tokens the next most likely."""
+    def _logprobs(self, token_id: int, num: int, asked_ids: list[int] | None) -> TokenLogprobs:
+        """Make the token the most likely, and the text's tokens the next most likely; ids that are asked for have
+        values between -1 and -7.
+        """
+        if asked_ids:
+            return TokenLogprobs([token_id, *asked_ids], [-0.5, *(-1.0 - each % 7 for each in asked_ids)], 1)
         others = [each for each in self._distinct if each != token_id]
         top = [token_id, *others] if num < 0 else [token_id, *others][:num]
         return TokenLogprobs([token_id, *top], [-0.5, *(-0.5 - i for i in range(len(top)))], 1)

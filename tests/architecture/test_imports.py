@@ -150,6 +150,7 @@ ROOMS = (
     "jaxllm.server.pooling",
     "jaxllm.server.speech",
     "jaxllm.server.tokens",
+    "jaxllm.server.decisions",
     "jaxllm.server.ollama",
     "jaxllm.server.operations",
     "jaxllm.server.grpc",

@@ -45,7 +45,7 @@ def test_options_equal_whole_texts(llm: LLM, seed: int) -> None:
     asked = questions_of(seed)
     [output] = llm.decide(STATE, asked)
     for name, question in read_questions(asked).items():
-        prompt = Template().render(front, ask(STATE, None, question, range(len(question.options))), name)
+        prompt = Template().render(front, ask(STATE, None, question, range(len(question.options))))
         before = front.inputs.encode(prompt).token_ids
         encoded = tokenizer.encode([each.name for each in question.options], add_special_tokens=False)
         is_ended = any(a is not b and b[: len(a)] == a for a in encoded for b in encoded)

@@ -12,6 +12,7 @@ from tests.server.request_bounds import (
     ANYWHERE,
     CHAT,
     COHERE,
+    DECISION,
     DETOKENIZE,
     EMBEDDINGS,
     INPUTS,
@@ -20,6 +21,7 @@ from tests.server.request_bounds import (
     RESPONSES,
     SAMPLING,
     SCORE,
+    SYSTEMONE,
     TOKENIZE,
     Bound,
 )
@@ -134,6 +136,8 @@ def _field(rng: random.Random) -> Hostile:
             ("/v1/messages", ANTHROPIC, CHAT_BODY),
             ("/tokenize", TOKENIZE, {}),
             ("/detokenize", DETOKENIZE, {}),
+            ("/v1/systemone", SYSTEMONE, {"state": '"a"', "questions": '{"a":{"type":"noul"}}'}),
+            ("/v1/decisions", DECISION, {"input": '"a"', "questions": '[{"type":"predicate","instructions":"a"}]'}),
         ]
     )
     name = rng.choice(sorted(bounds))

@@ -306,3 +306,52 @@ SCORED_ITEMS: dict[str, Bound] = {
     "apply_softmax": FLAG,
     "item_first": FLAG,
 }
+NOUL = '{"a":{"type":"noul"}}'
+CHOICES = '[{"type":"choice","instructions":"a","choices":[%s]}]'
+VALUES = [",".join(f'{{"value":"{number}"}}' for number in range(num)) for num in (30, 256)]
+CRITERIA = [
+    '{"a":{"type":"choice","criteria":' + "{" + each + "}}}"
+    for each in (",".join(f'"{number}":null' for number in range(num)) for num in (30, 256))
+]
+DECIDED: dict[str, Bound] = {
+    name: bound for name, bound in SAMPLING.items() if name in ("model", "cache_salt", "priority", "request_id", "user")
+} | {
+    "instructions": Bound('"a"', ("1",), ('""',)),
+    "calibrate": FLAG,
+    "num_orders": Bound("255", ("0", "256", "1.5")),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+}
+SYSTEMONE: dict[str, Bound] = DECIDED | {
+    "state": Bound(nested(150), ("null", "true"), ('""', "[]")),
+    "questions": Bound(
+        CRITERIA[0],
+        (
+            *("{}", "[]", "1", '{"":{"type":"noul"}}', '{"a":{"type":"box"}}', '{"a":{"type":"choice"}}'),
+            '{"a":{"type":"noul","weight":1}}',
+            CRITERIA[1],
+            '{"a":{"type":"score","criteria":["b"]}}',
+            "{" + ",".join(f'"{number}":{{"type":"noul"}}' for number in range(201)) + "}",
+        ),
+    ),
+    "images": Bound("[]", ('["data:image/png;base64,AA"]', "1", "[1]", '[{"type":"text","text":"a"}]'), ("[]",)),
+}
+DECISION: dict[str, Bound] = DECIDED | {
+    "input": Bound(
+        '[{"role":"user","content":[{"type":"input_text","text":"a"}]}]',
+        (
+            *("[]", "[1]", "[{}]", '[{"role":"system","content":"a"}]', '[{"role":"user"}]'),
+            '[{"role":"user","content":[{"type":"input_image","image_url":"a"}]}]',
+        ),
+        ('""',),
+    ),
+    "questions": Bound(
+        CHOICES % VALUES[0],
+        (
+            *("{}", "[1]", "[{}]", '[{"type":"predicate"}]', '[{"type":"noul","instructions":"a"}]'),
+            *(CHOICES % VALUES[1], CHOICES % '{"value":"a"}', CHOICES % '{"value":"a"},{"value":"a"}'),
+            *(CHOICES % '{"value":1},{"value":2}', '[{"type":"score","instructions":"a","levels":[{"label":"b"}]}]'),
+            "[" + ",".join(['{"type":"predicate","instructions":"a"}'] * 201) + "]",
+        ),
+    ),
+    "safety_identifier": NAME,
+}

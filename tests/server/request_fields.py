@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxllm.server.anthropic.protocol import MESSAGES_REFUSED, MessagesRequest
+from jaxllm.server.decisions.openai_protocol import DECISIONS_REFUSED, DecisionRequest
+from jaxllm.server.decisions.systemone_protocol import SYSTEMONE_REFUSED, SystemOneRequest
 from jaxllm.server.ollama.protocol import (
     OLLAMA_REFUSED,
     OllamaChatRequest,
@@ -365,6 +367,16 @@ ITEMS: dict[str, Entry] = PROMPT | {
     "add_special_tokens": Nothing(False, "the tiny model's tokenizer adds none; `test_scoring.py` has one that does"),
     "request_id": Effect("mine"),
 }
+DECIDED: dict[str, Entry] = {
+    **{name: PROMPT[name] for name in ("model", "cache_salt", "priority", "user")},
+    "instructions": Effect("be fair"),
+    "calibrate": Effect(True),
+    "num_orders": Effect(2),
+    "chat_template_kwargs": Effect({"flavour": "sweet"}),
+}
+ASKED: dict[str, Any] = {"type": "choice", "instructions": "Which?"}
+OPTIONS: dict[str, Any] = ASKED | {"criteria": {"b": None, "c": None}}
+ASKED_ONCE: dict[str, Any] = {"questions": {"a": OPTIONS}}
 SAMPLED = {"max_tokens": 60, "seed": 7}
 ROUTES: dict[str, Requests] = {
     "/v1/chat/completions": Requests(
@@ -471,6 +483,35 @@ ROUTES: dict[str, Requests] = {
         },
         RERANK_REFUSED,
         VLLM_SCORES + "query documents top_n",
+    ),
+    "/v1/systemone": Requests(
+        SystemOneRequest,
+        {"state": "ab", **ASKED_ONCE},
+        DECIDED
+        | {
+            "state": Effect({"a": 1}),
+            "questions": Effect({"a": {"type": "noul"}}),
+            "questions.type": Effect({"a": ASKED | {"type": "score", "criteria": ["b", "c"]}}, ASKED_ONCE),
+            "questions.instructions": Effect({"a": OPTIONS | {"instructions": "Who?"}}, ASKED_ONCE),
+            "questions.criteria": Effect({"a": ASKED | {"criteria": {"b": "yes", "d": None}}}, ASKED_ONCE),
+            "images": Refusal(["data:image/png;base64,AA"]),
+            "request_id": Effect("mine"),
+        },
+        SYSTEMONE_REFUSED,
+        "model state questions instructions decision_template chat_template_kwargs seed priority request_id cache_salt",
+    ),
+    "/v1/decisions": Requests(
+        DecisionRequest,
+        {"input": "ab", "questions": [ASKED | {"choices": [{"value": "b"}, {"value": True}]}]},
+        DECIDED
+        | {
+            "input": Effect([{"role": "user", "content": "cd ef"}]),
+            "questions": Effect([{"type": "predicate", "instructions": "Is it?"}]),
+            "request_id": Nothing("mine", "the answer has no id"),
+            "safety_identifier": Nothing("a", CLIENT),
+        },
+        DECISIONS_REFUSED,
+        "model input questions safety_identifier",
     ),
     "/v2/embed": Requests(
         CohereEmbedRequest,

@@ -44,6 +44,25 @@ TOOLS = [
         },
     }
 ]
+SYSTEMONE: dict[str, Any] = {
+    "state": "a",
+    "questions": {
+        "a": {"type": "choice", "instructions": "b", "criteria": {"c": "d", "e": None}},
+        "f": {"type": "score", "criteria": ["g", "h"]},
+        "i": {"type": "noul", "criteria": {"true": "j"}},
+    },
+}
+DECISION: dict[str, Any] = {
+    "input": [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "input_text", "text": "b"}]},
+    ],
+    "questions": [
+        {"type": "predicate", "instructions": "c", "name": "d"},
+        {"type": "choice", "instructions": "e", "choices": [{"value": "f", "description": "g"}, {"value": True}]},
+        {"type": "score", "instructions": "h", "levels": [{"label": "i"}, {"label": "j", "description": "k"}]},
+    ],
+}
 STREAM = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
 IDS = {"return_token_ids": True}
 GOOD: list[tuple[str, str, Any]] = [
@@ -77,6 +96,9 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/generative_scoring", {"query": "a", "items": ["b", "c"], "label_token_ids": [5, 6]}),
     ("post", "/invocations", CHAT),
     ("post", "/invocations", TEXT),
+    ("post", "/v1/systemone", SYSTEMONE),
+    ("post", "/v1/systemone", SYSTEMONE | {"state": ["a"], "calibrate": True, "num_orders": 2, "priority": 0}),
+    ("post", "/v1/decisions", DECISION),
     ("post", "/tokenize", {"prompt": "a b", "return_token_strs": True}),
     ("post", "/tokenize", {"messages": CHAT["messages"]}),
     ("post", "/detokenize", {"tokens": [5, 6]}),
@@ -132,6 +154,8 @@ BAD: list[tuple[str, str, Any]] = [
     ("post", "/generative_scoring", {"query": "a", "items": [], "label_token_ids": [5]}),
     ("post", "/v1/chat/completions/batch", CHAT),
     ("post", "/invocations", {"input": "a"}),
+    ("post", "/v1/systemone", SYSTEMONE | {"model": "other"}),
+    ("post", "/v1/decisions", DECISION | {"questions": []}),
     *(("post", path, {"model": "tiny"}) for path in ("/v1/audio/transcriptions", "/v1/audio/translations")),
     ("post", "/v1/responses", {"input": []}),
     *((method, "/v1/responses/resp_x", None) for method in ("get", "delete")),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import msgspec
 from jaxllm.decisions import (
     MAX_ORDERS,
     MAX_ROWS,
+    MAX_TEXT_LENGTH,
     Answer,
     DecisionOutput,
     Question,
@@ -29,11 +30,17 @@ from jaxllm.engine.decisions.token_rows import OptionTokens, Row, Tokens, logsum
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.prompt_encoder import too_long
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
+from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import RequestOutput
 from jaxllm.params.checks import check_bool, check_int, shown
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.scheduling.cache.kv_cache_manager import common_length
 from jaxllm.text.prompts import ParsedPrompt
+
+_PARAMS = SamplingParams(
+    temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +75,27 @@ class _Reading:
     """The most likely first token."""
     num_input_tokens: int = 0
     num_cached_tokens: int = 0
+    num_cache_creation_tokens: int = 0
+
+    def take(self, row: Row, output: RequestOutput) -> None:
+        """Take in the output of a row. Raises EngineGenerateError if it has ended without log-probabilities."""
+        completion = output.outputs[0]
+        if not completion.logprobs:
+            reason = f"{completion.finish_reason!r}: {completion.stop_reason}"
+            raise EngineGenerateError(f"questions[{shown(self.question_id)}] ended without an answer, by {reason}")
+        values = completion.logprobs[0]
+        if not row.path and self.argmax is None:
+            self.argmax = completion.token_ids[0]
+            self.num_cached_tokens = output.num_cached_tokens or 0
+            self.num_cache_creation_tokens = output.num_cache_creation_tokens or 0
+        self.table.setdefault(row.path, {}).update((each, values[each].logprob) for each in row.next_ids)
 
 
 class Decision:
     """The questions about one state, from their prompts to their answers.
 
-    `prompts` become requests with `sampling_params`, and these become the `requests` of all rows. After `take` had the
-    output of each, `answer` has the result.
+    After `take` had the output of each of its `requests`, `answer` has the result.
     """
-
-    sampling_params = SamplingParams(
-        temperature=0.0, max_tokens=1, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
-    )
 
     def __init__(self, front: FrontEnd, state: Any, questions: Any, options: DecisionOptions) -> None:
         """Render all prompts. Raises VLLMValidationError for what cannot be asked, or takes more than MAX_ROWS rows."""
@@ -88,45 +104,49 @@ class Decision:
         self._questions = read_questions(questions)
         self._owners: dict[str, tuple[_Reading, Row]] = {}
         self._readings = self._read(text_of(state, "state"))
+        self.num_new_tokens = 0
+        """The number of tokens of the prompts, once there are requests; what a prompt shares is counted once."""
 
-    @property
-    def prompts(self) -> list[ParsedPrompt]:
-        """Return the prompts; the others wait for the first one."""
-        return [reading.prompt for reading in self._readings]
+    def requests(
+        self,
+        new_id: Callable[[], str],
+        priority: int = 0,
+        adapter: LoRARequest | None = None,
+        trace: Mapping[str, str] | None = None,
+    ) -> list[ProcessedRequest]:
+        """Tokenize all prompts and return the requests of all rows; `new_id` names them for the engine.
 
-    def requests(self, roots: Sequence[ProcessedRequest], new_id: Callable[[], str]) -> list[ProcessedRequest]:
-        """Return the requests of all rows, from one request per prompt; `new_id` names them for the engine.
-
-        Raises VLLMValidationError if an option does not fit the context.
+        Raises VLLMValidationError if a prompt with the longest option does not fit the context.
         """
+        count = len(self._readings)
+        roots = self._front.inputs.process_batch(
+            [""] * count,
+            [reading.prompt for reading in self._readings],
+            [_PARAMS] * count,
+            priorities=[priority] * count,
+            lora_requests=[adapter] * count,
+            label="questions",
+        )
         requests: list[ProcessedRequest] = []
-        donors: dict[bool, str] = {}
+        donors: dict[bool, ProcessedRequest] = {}
         for reading, root in zip(self._readings, roots, strict=True):
-            reading.num_input_tokens = len(root.prompt_token_ids)
-            limit, length = self._front.ready.max_model_len, len(root.prompt_token_ids) + reading.tokens.longest
-            if length > limit:
-                raise too_long(limit, f"questions[{shown(reading.question_id)}]", length, f"{length} tokens")
-            donor = donors.get(reading.is_null)
+            donor, length = donors.setdefault(reading.is_null, root), len(root.prompt_token_ids)
+            self._check_length(reading, length)
+            shared = 0 if donor is root else common_length(donor.prompt_token_ids, root.prompt_token_ids, length)
+            self.num_new_tokens += length - shared
+            reading.num_input_tokens = length
             for i, row in enumerate(reading.rows):
-                request = _row_request(root, row, i, donor if i == 0 else root.core.request_id, new_id())
+                forked = root if i else donor
+                fork_of = None if i == 0 and donor is root else forked.core.request_id
+                request = _row_request(root, row, i, fork_of, new_id(), None if i else trace)
                 self._owners[request.request_id] = reading, row
                 requests.append(request)
-            donors.setdefault(reading.is_null, root.core.request_id)
         return requests
 
     def take(self, output: RequestOutput) -> None:
-        """Take in the final output of one of the requests. Raises RuntimeError if it has ended without a row."""
+        """Take in the final output of one of the requests. Raises EngineGenerateError if it has ended without a row."""
         reading, row = self._owners.pop(output.request_id)
-        completion = output.outputs[0]
-        if not completion.logprobs:
-            reason = f"{completion.finish_reason!r}: {completion.stop_reason}"
-            raise RuntimeError(f"questions[{shown(reading.question_id)}] ended without an answer, by {reason}")
-        values = completion.logprobs[0]
-        reading.table.setdefault(row.path, {}).update((each, values[each].logprob) for each in row.next_ids)
-        if not row.path:
-            reading.argmax = completion.token_ids[0]
-            if not reading.num_cached_tokens:
-                reading.num_cached_tokens = output.num_cached_tokens or 0
+        reading.take(row, output)
 
     def answer(self) -> DecisionOutput:
         """Return the answers, after `take` had the outputs of all requests."""
@@ -134,12 +154,20 @@ class Decision:
             {name: self._answer(name, question) for name, question in self._questions.items()},
             sum(reading.num_input_tokens for reading in self._readings),
             sum(reading.num_cached_tokens for reading in self._readings),
+            sum(reading.num_cache_creation_tokens for reading in self._readings),
             sum(len(reading.rows) for reading in self._readings),
         )
 
+    def _check_length(self, reading: _Reading, length: int) -> None:
+        limit, longest = self._front.ready.max_model_len, length + reading.tokens.longest
+        if longest > limit:
+            raise too_long(limit, f"questions[{shown(reading.question_id)}]", longest, f"{longest} tokens")
+
     def _read(self, state: str) -> list[_Reading]:
         options, front = self._options, self._front
-        instructions = None if options.instructions is None else text_of(options.instructions, "instructions")
+        instructions = options.instructions
+        if instructions is not None:
+            instructions = text_of(instructions, "instructions", MAX_TEXT_LENGTH)
         end_id = options.template.end_id(front)
         tokens = {name: _tokens(front, name, question, end_id) for name, question in self._questions.items()}
         rows = {name: tokens[name].rows() for name in tokens}
@@ -156,7 +184,7 @@ class Decision:
             for name, question in self._questions.items():
                 for order in asked[name]:
                     text = ask(NULL_STATE if is_null else state, instructions, question, order)
-                    prompt = template.render(front, text, f"questions[{shown(name)}]")
+                    prompt = template.render(front, text)
                     readings.append(_Reading(name, is_null, prompt, tokens[name], rows[name]))
         return readings
 
@@ -191,7 +219,12 @@ def check_logprobs_mode(front: FrontEnd) -> None:
 
 
 def _row_request(
-    root: ProcessedRequest, row: Row, index: int, fork_of: str | None, request_id: str
+    root: ProcessedRequest,
+    row: Row,
+    index: int,
+    fork_of: str | None,
+    request_id: str,
+    trace: Mapping[str, str] | None,
 ) -> ProcessedRequest:
     params = copy.copy(root.core.sampling_params)
     params.logprob_token_ids = row.next_ids
@@ -202,7 +235,7 @@ def _row_request(
         sampling_params=params,
         fork_of=fork_of,
     )
-    return ProcessedRequest(request_id, None, core)
+    return ProcessedRequest(request_id, None, core, trace)
 
 
 def _tokens(front: FrontEnd, name: str, question: Question, end_id: int | None) -> OptionTokens:

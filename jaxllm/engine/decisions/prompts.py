@@ -38,18 +38,17 @@ class Template:
     cache_salt: str | None = None
     images: Sequence[Any] = ()
     """Content parts of images, which come before the state."""
+    content_format: str = "auto"
+    """Whether messages have texts or lists of parts, as the renderer reads it."""
 
-    def render(self, front: FrontEnd, text: str, label: str) -> ParsedPrompt:
+    def render(self, front: FrontEnd, text: str) -> ParsedPrompt:
         """Return the prompt that asks for an answer to a text. A block of reasoning that the template opens is closed,
         unless the template's variables turn thinking on.
         """
-        options = {"enable_thinking": False, **(self.kwargs or {})}
         message = {"role": "user", "content": [*self.images, {"type": "text", "text": text}] if self.images else text}
-        prompt = front.chat_renderer.render(
-            [message], label, chat_template=self.chat_template, chat_template_kwargs=options
-        )
+        prompt = self._render(front, [message], "images" if self.images else "state")
         rendered = prompt.text or ""
-        if not options["enable_thinking"] and rendered.rstrip().endswith(_OPEN):
+        if not self._variables["enable_thinking"] and rendered.rstrip().endswith(_OPEN):
             rendered = f"{rendered.rstrip()}\n\n{_CLOSE}\n\n"
         return dataclasses.replace(prompt, text=rendered, salt=self.cache_salt)
 
@@ -66,19 +65,28 @@ class Template:
     def _after_answer(self, front: FrontEnd) -> str:
         """Return the template's text after an answer; none if it refuses conversations that end with one."""
         conversation = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARKER}]
-        options = {"enable_thinking": False, **(self.kwargs or {})}
         try:
-            rendered = front.chat_renderer.render(
-                conversation,
-                "state",
-                chat_template=self.chat_template,
-                chat_template_kwargs=options,
-                add_generation_prompt=False,
-            )
+            rendered = self._render(front, conversation, "state", add_generation_prompt=False)
         except VLLMValidationError:
             return ""
         _, marker, after = (rendered.text or "").rpartition(_MARKER)
         return after if marker else ""
+
+    @property
+    def _variables(self) -> dict[str, Any]:
+        return {"enable_thinking": False, **(self.kwargs or {})}
+
+    def _render(
+        self, front: FrontEnd, conversation: list[Any], label: str, *, add_generation_prompt: bool = True
+    ) -> ParsedPrompt:
+        return front.chat_renderer.render(
+            conversation,
+            label,
+            chat_template=self.chat_template,
+            content_format=self.content_format,
+            add_generation_prompt=add_generation_prompt,
+            chat_template_kwargs=self._variables,
+        )
 
 
 def ask(state: str, instructions: str | None, question: Question, order: Sequence[int]) -> str:

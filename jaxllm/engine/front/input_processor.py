@@ -159,7 +159,7 @@ class InputProcessor:
         adapter: LoRARequest | None = None,
     ) -> ProcessedRequest:
         """Put an encoded prompt, resolved params and an adapter that was checked together, if they fit each other."""
-        trace = self._check_trace(trace_headers)
+        trace = self.check_trace(trace_headers)
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
         max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
         checked = self.check_priority(priority)
@@ -274,7 +274,8 @@ class InputProcessor:
             raise refusal(label, message, "tensorizer_config_dict", adapter.tensorizer_config_dict)
         return adapter
 
-    def _check_trace(self, headers: Any) -> Mapping[str, str]:
+    def check_trace(self, headers: Any) -> Mapping[str, str]:
+        """Return the headers of a request's trace. Raises VLLMValidationError if there can be none."""
         if headers is None:
             return {}
         if not isinstance(headers, Mapping) or not all(isinstance(each, str) for each in chain(*headers.items())):

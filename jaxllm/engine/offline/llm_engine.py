@@ -167,18 +167,12 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         prompts: Sequence[Any],
         params: Sequence[SamplingParams],
         lora_requests: Sequence[Any] | None = None,
-        priorities: Sequence[int] | None = None,
     ) -> list[ProcessedRequest]:
         """Check and complete many requests without queueing any, for final outputs; errors name the index."""
         self._asleep.check_awake()
-        return self.front.inputs.process_batch(
-            request_ids,
-            prompts,
-            self._placed(prompts, params),
-            priorities=priorities,
-            lora_requests=lora_requests,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        process, final = self.front.inputs.process_batch, RequestOutputKind.FINAL_ONLY
+        params = self._placed(prompts, params)
+        return process(request_ids, prompts, params, lora_requests=lora_requests, output_kind=final)
 
     def _placed(self, prompts: Sequence[Any], params: Sequence[Any]) -> Sequence[Any]:
         """Return the params of each prompt, whose structured outputs begin after any reasoning."""

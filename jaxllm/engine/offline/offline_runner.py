@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import numbers
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +14,7 @@ from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.pooling_resolver import resolve_pooling_params, verify_pooling_task
 from jaxllm.engine.offline.llm_engine import LLMEngine
 from jaxllm.engine.offline.progress import Progress, UseTqdm
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import AnyOutput, PoolingOutput, PoolingRequestOutput, RequestOutput
 from jaxllm.params.checks import check_options, has_length, shown
@@ -26,7 +27,7 @@ from jaxllm.utils.interrupts import deferred_interrupts
 if TYPE_CHECKING:
     from jaxllm.decisions import DecisionOutput
     from jaxllm.engine.beam.search import BeamSearcher
-    from jaxllm.engine.decisions.decider import Decision, DecisionOptions
+    from jaxllm.engine.decisions.decider import DecisionOptions
     from jaxllm.resolve.pooling_settings import TextForm
 
 logger = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ class OfflineRunner:
         questions: Any,
         options: DecisionOptions,
         use_tqdm: UseTqdm,
-        priority: Priority = None,
+        priority: int = 0,
         adapter: LoRARequest | None = None,
     ) -> list[DecisionOutput]:
         """Answer the same questions about one state or about each of a list."""
@@ -197,36 +198,25 @@ class OfflineRunner:
         batch = states if isinstance(states, list) else [states]
         with deferred_interrupts():
             decisions = [Decision(self._engine.front, state, questions, options) for state in batch]
+            asked = [each.requests(lambda: self._new_ids(1)[0], priority, adapter) for each in decisions]
             owners = {
-                request.request_id: (decision, request)
-                for decision in decisions
-                for request in self._decision_requests(decision, priority, adapter)
+                request.request_id: decision
+                for decision, requests in zip(decisions, asked, strict=True)
+                for request in requests
             }
             try:
-                for _, request in owners.values():
+                for request in itertools.chain(*asked):
                     self._engine.enqueue(request)
             except BaseException:
                 self._engine.abort_request(owners)
                 raise
         outputs = self._step_until_done(list(owners), use_tqdm)
         if len(outputs) < len(owners):
-            raise RuntimeError(f"{len(owners) - len(outputs)} rows of decisions ended without an output: aborted.")
+            raise EngineGenerateError(f"{len(owners) - len(outputs)} rows of decisions were aborted.")
         for output in outputs:
-            owners[output.request_id][0].take(output)
+            assert isinstance(output, RequestOutput)
+            owners[output.request_id].take(output)
         return [decision.answer() for decision in decisions]
-
-    def _decision_requests(
-        self, decision: Decision, priority: Priority, adapter: LoRARequest | None
-    ) -> list[ProcessedRequest]:
-        count = len(decision.prompts)
-        roots = self._engine.process_requests(
-            [""] * count,
-            decision.prompts,
-            [decision.sampling_params] * count,
-            _spread_adapters(adapter, count, "questions"),
-            _spread_priority(priority, count, "questions"),
-        )
-        return decision.requests(roots, lambda: self._new_ids(1)[0])
 
     def close(self) -> None:
         """Let a call that runs in another thread end with an error after its present step."""

@@ -8,7 +8,9 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.core_messages import Alignment
+from jaxllm.decisions import DecisionOutput
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, for_replica
+from jaxllm.engine.decisions.decider import DecisionOptions
 from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_tags
 from jaxllm.engine.front.front_end import checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
@@ -17,6 +19,7 @@ from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, Refu
 from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore, end_from_thread
+from jaxllm.engine.online.async_decisions import decide
 from jaxllm.engine.online.engine_client import TextClient
 from jaxllm.engine.online.gate import Gate
 from jaxllm.engine.online.held_core import HeldCore, StartCore
@@ -319,6 +322,28 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
         self._check_open()
         parts = self.front, self._requests, self._enter, lambda: self._core
         yield await search_beams(*parts, request_id, prompt, params, trace_headers, lora_request, data_parallel_rank)
+
+    async def decide(
+        self,
+        state: Any,
+        questions: Mapping[str, Any],
+        request_id: str,
+        options: DecisionOptions | None = None,
+        *,
+        lora_request: Any = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> DecisionOutput:
+        """Answer questions about one state, as `LLM.decide` does. Each row of log-probabilities counts as a request.
+
+        Raises VLLMValidationError for what cannot be asked, EngineGenerateError if it failed or was aborted.
+        """
+        check_str("request_id", request_id, INT32_MAX)
+        self._check_open()
+        parts = self.front, self._requests, self._enter, lambda: self._core
+        asked = state, questions, options or DecisionOptions()
+        return await decide(*parts, request_id, *asked, lora_request, trace_headers, priority, data_parallel_rank)
 
     async def align(self, prompt: Any, token_ids: Iterable[int]) -> Alignment:
         """Return where the tokens after an encoder-decoder's prompt are in its sound, as `LLMEngine.align` does."""

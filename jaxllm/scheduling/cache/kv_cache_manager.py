@@ -438,8 +438,8 @@ def _longest(num_blocks: int, holders: Sequence[tuple[Holder, Callable[[int], in
     return num_blocks
 
 
-def common_length(left: array[int], right: array[int], at_most: int) -> int:
-    """Return the number of leading items in which two arrays agree, up to a limit."""
+def common_length(left: Sequence[int], right: Sequence[int], at_most: int) -> int:
+    """Return the number of leading items in which two sequences of a kind agree, up to a limit."""
     low, high = 0, min(len(left), len(right), at_most)
     if left[:high] == right[:high]:
         return high

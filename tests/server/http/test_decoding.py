@@ -12,6 +12,7 @@ import pytest
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.parsers.function_tool import read_tools
 from jaxllm.server.anthropic.protocol import MessagesRequest
+from jaxllm.server.decisions.systemone_protocol import SystemOneRequest
 from jaxllm.server.http.decoding import decode
 from jaxllm.server.ollama.protocol import OllamaChatRequest, OllamaGenerateRequest
 from jaxllm.server.openai.chat_protocol import CHAT_REFUSED, ChatCompletionRequest
@@ -23,7 +24,8 @@ from tests.server.support import Served
 KINDS: list[Any] = [kind for kind, _, _ in ROUTES.values()]
 KINDS += [CompletionRequest, OllamaChatRequest, OllamaGenerateRequest]
 REQUIRED: dict[str, Any] = {"messages": [], "input": "a", "prompt": "a", "tokens": [], "texts": ["a"], "query": "a"}
-REQUIRED |= {"documents": ["a"], "model": "m"}
+REQUIRED |= {"documents": ["a"], "state": "a", "model": "m", "items": ["a"], "label_token_ids": [5]}
+REQUIRED |= {"token_ids": [5], "sampling_params": {}}
 COERCED = [
     ("max_tokens", "3.0", 3),
     ("max_tokens", '"3"', 3),
@@ -59,7 +61,8 @@ def chat(fields: str) -> ChatCompletionRequest:
 @pytest.mark.parametrize("kind", KINDS)
 def test_null_is_as_if_a_field_was_left_out(kind: Any) -> None:
     fields = msgspec.structs.fields(kind)
-    needed = {field.encode_name: REQUIRED[field.encode_name] for field in fields if field.required}
+    known = REQUIRED | {"questions": {} if kind is SystemOneRequest else []}
+    needed = {field.encode_name: known[field.encode_name] for field in fields if field.required}
     nulls = {field.encode_name: None for field in fields if not field.required}
     assert nulls
     assert decode(json.dumps(needed | nulls).encode(), kind, {}) == decode(json.dumps(needed).encode(), kind, {})

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from jaxllm.server.anthropic.protocol import MessagesRequest
+from jaxllm.server.decisions.openai_protocol import DecisionRequest
+from jaxllm.server.decisions.systemone_protocol import SystemOneRequest
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.tokenization_protocol import DetokenizeRequest, TokenizeRequest
 from jaxllm.server.pooling.classification_protocol import ClassificationRequest
@@ -55,6 +57,12 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
     "/score": (ScoreRequest, bounds_of.SCORE, {"text_1": '"a"', "text_2": '"a"'}),
     "/rerank": (RerankRequest, bounds_of.RERANK, {"query": '"a"', "documents": '["a"]'}),
     "/v2/embed": (CohereEmbedRequest, bounds_of.COHERE, {"texts": '["a"]'}),
+    "/v1/systemone": (SystemOneRequest, bounds_of.SYSTEMONE, {"state": '"a"', "questions": bounds_of.NOUL}),
+    "/v1/decisions": (
+        DecisionRequest,
+        bounds_of.DECISION,
+        {"input": '"a"', "questions": '[{"type":"predicate","instructions":"a"}]'},
+    ),
 }
 """By path: the request, the bounds of its fields, and fields of a good one."""
 KNOWN_BY_CORE = ("structured_outputs", "response_format", "text", "logprob_token_ids", "prompt_logprobs")
@@ -71,7 +79,9 @@ CASES = [(path, name) for path, (_, bounds, _) in ROUTES.items() for name in bou
 def send(server: Served, path: str, **fields: str) -> Answer:
     base = ROUTES[path][2]
     asks_of_messages = fields.keys() & set(OF_MESSAGES) and not fields.keys() & {"prompt", "input"}
-    if asks_of_messages and (path == "/tokenize" or ("input" in base and path != "/v1/responses")):
+    if asks_of_messages and (
+        path == "/tokenize" or ("input" in base and path not in ("/v1/responses", "/v1/decisions"))
+    ):
         base = {"messages": CHAT_ALL, "add_generation_prompt": "false"}
     body = "{" + ",".join(f'"{name}":{value}' for name, value in (base | fields).items()) + "}"
     return server.ask("POST", path, body.encode())

@@ -86,7 +86,7 @@ class Watch:
     def __init__(self, server: Served, path: str, patch: pytest.MonkeyPatch) -> None:
         self._server, self._path = server, path
         self._asked: list[str] = []
-        for name in ("add_request", "beam_search", "encode"):
+        for name in ("add_request", "beam_search", "encode", "decide"):
             if hasattr(server.llm, name):
                 patch.setattr(server.llm, name, self._noting(getattr(server.llm, name)))
         if path == "/tokenize":
