@@ -183,9 +183,8 @@ def _read_choice(criteria: Any, label: str) -> tuple[Option, ...]:
 def _read_score(criteria: Any, label: str) -> tuple[Option, ...]:
     if not isinstance(criteria, Sequence) or isinstance(criteria, str) or not 2 <= len(criteria) <= MAX_LEVELS:
         raise _refusal(f"{label} must be a list of 2 to {MAX_LEVELS} levels, the lowest first.")
-    if not all(isinstance(each, str) for each in criteria):
-        raise _refusal(f"{label} must be a list of strings.")
-    return tuple(Option(str(i), (str(i),), _description(each, label)) for i, each in enumerate(criteria))
+    levels = [text_of(each, f"{label}: a level", MAX_TEXT_LENGTH) for each in criteria]
+    return tuple(Option(str(i), (str(i),), level) for i, level in enumerate(levels))
 
 
 def _read_noul(criteria: Any, label: str) -> tuple[Option, ...]:

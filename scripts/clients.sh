@@ -17,6 +17,11 @@ declare -A PACKAGES=(
   [langchain]="langchain-openai>=1"
   [langchain-pictures]="langchain-openai>=1"
   [litellm]="litellm>=1.100"
+  [openai-decisions]="openai>=3.26"
+  [langchain-decisions]="langchain-openai>=1.7.4"
+  [langchain-typesafe]="langchain-typesafe==0.0.1a3"
+  [systemone-client]="systemone-client>=0.1"
+  [litellm-decisions]="litellm>=1.110"
   [lm-eval]="lm-eval[api]==0.4.13"
   [lm-eval-vllm]="-c requirements.lock -e . lm-eval[api]==0.4.13"
   [outlines]="outlines>=1.3 openai>=2 pydantic>=2"
@@ -55,8 +60,9 @@ TOLD="$COMMANDS promptfoo aider "
 PICTURES=" openai-pictures anthropic-pictures langchain-pictures vercel-ai-pictures "
 POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
 AUDIO=" openai-audio openai-npm-audio "
+DECISIONS=" openai-decisions langchain-decisions langchain-typesafe systemone-client litellm-decisions "
 [ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval lm-eval-vllm outlines guidellm schemathesis \
-  tool-calls $PICTURES $AGENTS $POOLED $AUDIO
+  tool-calls $DECISIONS $PICTURES $AGENTS $POOLED $AUDIO
 for client in "$@"; do
   [ -n "${PACKAGES[$client]:-}" ] || die "there is no client $client; there are: ${!PACKAGES[*]}"
 done

@@ -188,7 +188,7 @@ BAD: list[tuple[Any, str]] = [
     ({"q": QUESTIONS["team"] | {"criteria": {" ": None, "b": None}}}, "not all spaces"),
     ({"q": QUESTIONS["team"] | {"criteria": {"\ud800": None, "b": None}}}, "an option must be"),
     ({"q": QUESTIONS["tone"] | {"criteria": ["one"]}}, "2 to 255 levels"),
-    ({"q": QUESTIONS["tone"] | {"criteria": [1, 2]}}, "list of strings"),
+    ({"q": QUESTIONS["tone"] | {"criteria": ["a", math.inf]}}, "a text or a JSON value"),
 ]
 
 

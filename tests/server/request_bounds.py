@@ -333,7 +333,7 @@ SYSTEMONE: dict[str, Bound] = DECIDED | {
             "{" + ",".join(f'"{number}":{{"type":"noul"}}' for number in range(201)) + "}",
         ),
     ),
-    "images": Bound("[]", ('["data:image/png;base64,AA"]', "1", "[1]", '[{"type":"text","text":"a"}]'), ("[]",)),
+    "images": Bound("[]", ('["data:image/png;base64,AA"]', "1", "[1]", '[{"base64":"a"}]'), ("[]",)),
 }
 DECISION: dict[str, Bound] = DECIDED | {
     "input": Bound(

@@ -9,8 +9,6 @@ from typing import Any, Literal
 import msgspec
 
 from jaxllm.decisions import Answer, DecisionOutput
-from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import shown
 from jaxllm.server.decisions.fields import SHARED_REFUSED, DecisionFields
 
 SYSTEMONE_REFUSED: Mapping[str, str] = {
@@ -32,31 +30,36 @@ class QuestionSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     of a noul, null or descriptions of true and false."""
 
 
+class InlineImage(msgspec.Struct, kw_only=True):
+    """An image in the request."""
+
+    content_type: str
+    """Such as image/png."""
+    base64: str
+
+    @property
+    def url(self) -> str:
+        """Return the image as a data URL."""
+        return f"data:{self.content_type};base64,{self.base64}"
+
+
 class SystemOneRequest(DecisionFields, kw_only=True):
     """The request of `/v1/systemone`."""
 
     state: str | dict[str, Any] | list[Any]
     """What the questions are about: a text, or JSON that is sent as text."""
     questions: dict[str, QuestionSpec]
-    images: list[str | dict[str, Any]] = msgspec.field(default_factory=list)
-    """URLs of images, or content parts of chat with an image, which come before the state."""
+    images: list[str | InlineImage] = msgspec.field(default_factory=list)
+    """Images, which come before the state; a text is a URL."""
 
     def questions_asked(self) -> dict[str, dict[str, Any]]:
         """Return the questions as the engine reads them."""
         return {name: msgspec.structs.asdict(spec) for name, spec in self.questions.items()}
 
     def image_parts(self) -> list[dict[str, Any]]:
-        """Return the images as content parts. Raises VLLMValidationError for other parts."""
-        return [_image_part(each, f"images[{i}]") for i, each in enumerate(self.images)]
-
-
-def _image_part(image: str | dict[str, Any], label: str) -> dict[str, Any]:
-    if isinstance(image, str):
-        return {"type": "image_url", "image_url": {"url": image}}
-    if "image" not in str(image.get("type")):
-        message = f"{label} must be the URL of an image, or a part with an image, got {shown(image)}."
-        raise VLLMValidationError(message, parameter="images")
-    return image
+        """Return the images as content parts of chat."""
+        urls = [each if isinstance(each, str) else each.url for each in self.images]
+        return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
 
 class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="choice"):
