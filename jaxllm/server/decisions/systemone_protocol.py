@@ -26,8 +26,8 @@ class QuestionSpec(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     instructions: Any = None
     """The question's text, or JSON that is sent as text."""
     criteria: Any = None
-    """Of a choice, an object from option to description or null; of a score, the list of its levels, the lowest first;
-    of a noul, null or descriptions of true and false."""
+    """A choice has an object from option to description or null, a score the list of its levels, the lowest first, and
+    a noul null or descriptions of true and false."""
 
 
 class InlineImage(msgspec.Struct, kw_only=True):
@@ -86,7 +86,7 @@ class NoulAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
 
     noul: float
     probabilities: dict[str, float]
-    """Those of "yes" and "no"."""
+    """The probabilities of "yes" and "no"."""
     confidence: float
 
 
