@@ -97,6 +97,27 @@ def check_extra_fields(client: openai.OpenAI) -> None:
     assert answer.choices[0].message.content in {"red", "blue"}
 
 
+def check_responses(client: openai.OpenAI) -> None:
+    request = {"model": MODEL, "input": "Name three colours.", "max_output_tokens": 24, "temperature": 0}
+    scored = client.responses.create(**request, include=["message.output_text.logprobs"], top_logprobs=2)
+    part = scored.output[0].content[0]
+    assert part.text == scored.output_text
+    assert {len(each.top_logprobs) for each in part.logprobs} == {2}
+    assert b"".join(bytes(each.bytes) for each in part.logprobs).decode() == part.text.replace("\ufffd", "")
+    stream = client.responses.create(**request, background=True, stream=True)
+    events = [next(stream) for _ in range(4)]
+    stream.close()
+    response_id = events[0].response.id
+    events += client.responses.retrieve(response_id, stream=True, starting_after=events[-1].sequence_number)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == part.text
+    assert events[-1].response == client.responses.retrieve(response_id)
+    follow_up = client.responses.create(**{**request, "input": "And one more."}, previous_response_id=response_id)
+    items = list(client.responses.input_items.list(follow_up.id, limit=1, order="asc"))
+    assert [item.role for item in items] == ["user", "assistant", "user"]
+    assert items[1].content[0].text == part.text
+
+
 def check_errors(url: str, client: openai.OpenAI) -> None:
     refusal: tuple[int, str | None] | None = None
     try:
@@ -167,7 +188,7 @@ def main(url: str, key: str, *pictures: str) -> None:
         check_picture(client, pictures[1])
         return
     assert client.models.retrieve(MODEL).id == MODEL
-    for check in (check_chat, check_stream, check_parse, check_completions, check_extra_fields):
+    for check in (check_chat, check_stream, check_parse, check_completions, check_responses, check_extra_fields):
         check(client)
     check_errors(url, client)
     asyncio.run(check_async(url, key))

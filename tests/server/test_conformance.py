@@ -77,6 +77,7 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/v1/responses", RESPONSE | SCORED | {"stream": True}),
     ("post", "/v1/responses", RESPONSE | AGENT),
     ("post", "/v1/responses", RESPONSE | {"background": True}),
+    ("post", "/v1/responses", RESPONSE | SCORED | {"background": True, "stream": True}),
     ("post", "/v1/chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
     ("post", "/v1/chat/completions", CHAT | STREAM | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
     ("post", "/v1/messages", {"messages": CHAT["messages"], "max_tokens": 3}),
@@ -160,6 +161,7 @@ BAD: list[tuple[str, str, Any]] = [
     ("post", "/v1/responses", {"input": []}),
     *((method, "/v1/responses/resp_x", None) for method in ("get", "delete")),
     ("post", "/v1/responses/resp_x/cancel", None),
+    ("get", "/v1/responses/resp_x/input_items?limit=0", None),
     ("get", "/v1/models/other", None),
     ("post", "/sleep?level=7", None),
     ("post", "/pause?mode=never", None),
@@ -201,7 +203,8 @@ def operation_of(document: dict[str, Any], method: str, path: str) -> dict[str, 
     path = path.partition("?")[0]
     template = "/v1/models/{model}" if path.startswith("/v1/models/") else path
     if path.startswith("/v1/responses/"):
-        template = "/v1/responses/{response_id}" + "/cancel" * path.endswith("/cancel")
+        last = path.rpartition("/")[2]
+        template = "/v1/responses/{response_id}" + f"/{last}" * (last in ("cancel", "input_items"))
     return document["paths"][template][method]
 
 
@@ -244,9 +247,11 @@ def test_r12_good_answers_are_as_described(
 
 
 def test_r12_what_is_kept_is_as_described(tiny_server: Served, document: dict[str, Any]) -> None:
-    made = tiny_server.post("/v1/responses", RESPONSE | {"background": True}).json
-    path = f"/v1/responses/{made['id']}"
-    for method, target in (("get", path), ("post", f"{path}/cancel"), ("get", path), ("delete", path)):
+    created = tiny_server.post("/v1/responses", RESPONSE | AGENT | {"background": True, "stream": True})
+    path = f"/v1/responses/{created.named_events[0]['response']['id']}"
+    lists = [("get", f"{path}/input_items"), ("get", f"{path}/input_items?limit=1&order=asc")]
+    shown = [("get", path), ("get", f"{path}?stream=true&starting_after=2"), *lists]
+    for method, target in (*shown, ("post", f"{path}/cancel"), ("get", path), ("delete", path)):
         answer = tiny_server.ask(method.upper(), target)
         assert answer.status == 200, answer.body
         check_answer(document, operation_of(document, method, target), answer)
@@ -279,8 +284,9 @@ def test_r12_bad_answers_are_as_described(
 def test_r12_every_operation_is_tried(document: dict[str, Any]) -> None:
     operations = {(method, path) for path, methods in document["paths"].items() for method in methods}
     tried = {(method, path.partition("?")[0]) for method, path, _ in (*GOOD, *BAD)}
-    templates = {("get", "/v1/models/{model}"), ("post", "/v1/responses/{response_id}/cancel")}
-    templates |= {(method, "/v1/responses/{response_id}") for method in ("get", "delete")}
+    one = "/v1/responses/{response_id}"
+    templates = {("get", "/v1/models/{model}"), ("post", f"{one}/cancel"), ("get", f"{one}/input_items")}
+    templates |= {(method, one) for method in ("get", "delete")}
     assert operations - templates <= tried
 
 

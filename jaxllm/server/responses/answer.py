@@ -75,18 +75,25 @@ class ResponseAnswer:
         self._keep(self.response())
         yield _frames(last)
 
-    async def run(self) -> None:
-        """Make the response in the background from a streamed answer. Cancelling it ends the request."""
+    def queue(self) -> list[Event]:
+        """Return the first events of a response that `run` makes."""
+        return self._builder.queue()
+
+    async def run(self, tell: Callable[[list[Event]], None]) -> None:
+        """Make the response in the background from a streamed answer, and `tell` the events.
+
+        Cancelling it ends the request.
+        """
         try:
             async with contextlib.aclosing(self._turn.outputs) as outputs:
                 async for output in outputs:
-                    self._builder.set_status("in_progress")
-                    self._take(output)
-            await self._end()
+                    tell([*self._builder.proceed(), *self._take(output)])
+            last = await self._end()
         except asyncio.CancelledError:
-            self._builder.fail(None)
+            last = self._builder.fail(None)
         except Exception as error:  # noqa: BLE001 - each has an answer
-            self._builder.fail(_told(error))
+            last = self._builder.fail(_told(error))
+        tell(last)
         self._keep(self.response())
 
     def _take(self, output: RequestOutput) -> list[Event]:

@@ -41,6 +41,7 @@ from jaxllm.server.responses.stream import (
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
+    ResponseQueued,
     TextDelta,
     TextDone,
 )
@@ -76,11 +77,22 @@ class ResponseBuilder:
 
     def begin(self) -> list[Event]:
         """Return the events of an admitted response."""
-        self.set_status("in_progress")
+        self._set_status("in_progress")
         return [self._event(kind, response=self._response) for kind in (ResponseCreated, ResponseInProgress)]
 
-    def set_status(self, status: ResponseStatus) -> None:
-        """Set the response's status."""
+    def queue(self) -> list[Event]:
+        """Return the events of a response that waits in the background."""
+        self._set_status("queued")
+        return [self._event(kind, response=self._response) for kind in (ResponseCreated, ResponseQueued)]
+
+    def proceed(self) -> list[Event]:
+        """Return the event of a queued response that now is in progress, none if it was before."""
+        if self._response.status != "queued":
+            return []
+        self._set_status("in_progress")
+        return [self._event(ResponseInProgress, response=self._response)]
+
+    def _set_status(self, status: ResponseStatus) -> None:
         self._response = msgspec.structs.replace(self._response, status=status)
 
     def add(self, pieces: Iterable[Piece]) -> list[Event]:

@@ -166,8 +166,6 @@ class ResponsesRequest(TokenFields, kw_only=True):
             raise _refusal("stream_options", "can only be given when stream is true", None)
         if self.background and not self.is_stored:
             raise _refusal("background", "needs the response to be kept: leave out store=false", True)
-        if self.background and self.stream:
-            raise _refusal("background", "responses are not streamed: leave out stream, and retrieve it", True)
 
     def _check_repeated(self) -> None:
         """Check the sizes of fields that a response repeats."""

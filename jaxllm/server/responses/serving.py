@@ -17,10 +17,13 @@ from jaxllm.server.openai.model_tasks import check_generates
 from jaxllm.server.openai.prompt_fields import renamed
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.responses.answer import ResponseAnswer
+from jaxllm.server.responses.event_log import EventLog, LogRoom
 from jaxllm.server.responses.input import messages_of, read_input
+from jaxllm.server.responses.items import ItemList, Page, list_items
 from jaxllm.server.responses.objects import DeletedResponse, MessageItem, OutputItem, OutputText, Response
 from jaxllm.server.responses.request import ReasoningOptions, ResponsesRequest, TextFormat, TextOptions
 from jaxllm.server.responses.store import ResponseStore, StoredResponse, size_of
+from jaxllm.server.responses.stream import Event
 from jaxllm.server.responses.truncation import fitted
 from jaxllm.utils.async_utils import threaded_if_long
 
@@ -42,6 +45,10 @@ class _Background(NamedTuple):
 
     answer: ResponseAnswer
     task: asyncio.Task[None]
+    log: EventLog | None
+    """Its events, if it was asked for as a stream."""
+    input: tuple[bytes, ...]
+    """The items that it answers, as lists in JSON."""
 
 
 class OpenAIServingResponses:
@@ -53,6 +60,7 @@ class OpenAIServingResponses:
         self._chat, self._counted = chat, counted
         self._background: dict[str, _Background] = {}
         """By id; the engine limits their number."""
+        self._room = LogRoom()
         self._stores = True
 
     def stop_storing(self) -> None:
@@ -72,8 +80,8 @@ class OpenAIServingResponses:
         request.check()
         self._chat.check_top_logprobs(request.top_logprobs)
         earlier, items = self._earlier(request), read_input(request.input, self.store.finder())
-        if request.is_stored:
-            self.store.check_room((*earlier, msgspec.json.encode(items)))
+        asked = (*earlier, msgspec.json.encode(items)) if request.is_stored else ()
+        self.store.check_room(asked)
         past = await threaded_if_long(size_of(earlier), _decoded, earlier)
         response = self._response(request, f"resp_{caller.request_id}")
         chat = request.chat(messages_of(items, request.instructions, past))
@@ -87,11 +95,13 @@ class OpenAIServingResponses:
                 turns = (*earlier, msgspec.json.encode([*items, *map(_plain, response.output)]))
                 ids = tuple(item.id for item in response.output)
                 body = msgspec.json.encode(response)
-                self.store.put(response.id, StoredResponse(body, turns, ids, response.background))
+                self.store.put(response.id, StoredResponse(body, turns, ids, response.background, log))
 
+        log = EventLog(self._room) if request.background and request.stream else None
         answer = ResponseAnswer(response, turn, self._chat, keep, request.num_logprobs)
         if request.background:
-            return self._begin(answer)
+            begun = self._begin(answer, log, asked)
+            return begun if log is None else self._stream_of(log, 0)
         if request.stream:
             return EventStream(answer.frames(), turn.outputs, last=b"")
         return await answer.whole()
@@ -103,6 +113,33 @@ class OpenAIServingResponses:
         if running is not None:
             return msgspec.json.encode(running.answer.response())
         return self.store.find(response_id, "response_id").body
+
+    def follow(self, response_id: str, number: int) -> EventStream:
+        """Return the events of a response from a sequence number on, those to come too.
+
+        Raises RequestFailedError, 404, for one that is not stored, and VLLMValidationError for one that was not
+        created as a stream in the background, or events that are not kept any more.
+        """
+        self._check_stores()
+        running = self._background.get(response_id)
+        log = running.log if running is not None else self.store.find(response_id, "response_id").log
+        if log is None:
+            message = "stream: only a response that was created with background=true and stream=true can be streamed."
+            raise VLLMValidationError(message, parameter="stream")
+        log.check_kept(number)
+        return self._stream_of(log, number)
+
+    async def input_items(self, response_id: str, page: Page) -> ItemList:
+        """Return a page of the items that a response answers, those of earlier responses included.
+
+        Raises RequestFailedError, 404, for one that is not stored, and VLLMValidationError for a bad page.
+        """
+        self._check_stores()
+        running = self._background.get(response_id)
+        kept = None if running is not None else self.store.find(response_id, "response_id")
+        turns = running.input if running is not None else kept.turns if kept is not None else ()
+        num_output = 0 if kept is None else len(kept.item_ids)
+        return await threaded_if_long(size_of(turns), list_items, turns, num_output, response_id, page)
 
     async def cancel(self, response_id: str) -> bytes:
         """Cancel a background response, and return it; one that has ended is unchanged.
@@ -143,19 +180,30 @@ class OpenAIServingResponses:
             raise VLLMValidationError(message, parameter="previous_response_id", value=previous)
         return self.store.find(previous, "previous_response_id").turns
 
-    def _begin(self, answer: ResponseAnswer) -> Response:
-        """Start a response in the background, and return it."""
+    def _begin(self, answer: ResponseAnswer, log: EventLog | None, asked: tuple[bytes, ...]) -> Response:
+        """Start a response to the items `asked` in the background, with its events in `log`, and return it."""
         response = answer.response()
+
+        def tell(events: list[Event]) -> None:
+            if log is not None:
+                log.add(events)
 
         async def run() -> None:
             try:
                 with self._counted():
-                    await answer.run()
+                    await answer.run(tell)
             finally:
                 del self._background[response.id]
+                if log is not None:
+                    log.end()
 
-        self._background[response.id] = _Background(answer, asyncio.create_task(run()))
+        tell(answer.queue())
+        self._background[response.id] = _Background(answer, asyncio.create_task(run()), log, asked)
         return response
+
+    def _stream_of(self, log: EventLog, number: int) -> EventStream:
+        """Return the stream of a log from a sequence number on. The response goes on when the stream is closed."""
+        return EventStream(log.follow(number, self._chat.args.sse_ping_interval), last=b"")
 
     def _response(self, request: ResponsesRequest, response_id: str) -> Response:
         """Return a response without output."""

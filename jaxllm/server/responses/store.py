@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.errors import RequestFailedError
+
+if TYPE_CHECKING:
+    from jaxllm.server.responses.event_log import EventLog
 
 _MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20
@@ -30,11 +33,14 @@ class StoredResponse(NamedTuple):
     item_ids: tuple[str, ...]
     """The ids of its output items."""
     background: bool
+    log: EventLog | None = None
+    """The events of one that was streamed in the background; they have ended too."""
 
     @property
     def size(self) -> int:
         """Return an upper bound of its bytes: it may share the earlier turns with others."""
-        return len(self.body) + size_of(self.turns) + _ENTRY_BYTES
+        num_logged = 0 if self.log is None else self.log.num_bytes
+        return len(self.body) + size_of(self.turns) + num_logged + _ENTRY_BYTES
 
 
 class ResponseStore:

@@ -23,6 +23,10 @@ class ResponseCreated(_OfResponse, frozen=True, kw_only=True, tag="response.crea
     """The request was admitted."""
 
 
+class ResponseQueued(_OfResponse, frozen=True, kw_only=True, tag="response.queued"):
+    """The request waits in the background."""
+
+
 class ResponseInProgress(_OfResponse, frozen=True, kw_only=True, tag="response.in_progress"):
     """The response is in progress."""
 
@@ -117,8 +121,17 @@ class ArgumentsDone(_OfCall, frozen=True, kw_only=True, tag="response.function_c
     arguments: str
 
 
+class StreamError(Event, frozen=True, kw_only=True, tag="error"):
+    """The stream cannot go on; the response may."""
+
+    code: str
+    message: str
+    param: None = None
+
+
 type ResponseEvent = (
     ResponseCreated
+    | ResponseQueued
     | ResponseInProgress
     | ResponseCompleted
     | ResponseIncomplete
@@ -133,4 +146,5 @@ type ResponseEvent = (
     | ReasoningDone
     | ArgumentsDelta
     | ArgumentsDone
+    | StreamError
 )

@@ -19,6 +19,7 @@ from jaxllm.server.responses.answer import ResponseAnswer
 from jaxllm.server.responses.events import ResponseBuilder, frame
 from jaxllm.server.responses.objects import InputTokensDetails, OutputTokensDetails, Response, ResponseUsage
 from jaxllm.server.responses.request import ReasoningOptions, TextOptions
+from jaxllm.server.responses.stream import Event, ResponseFailed
 from tests.server.response_support import events_of, without_ids
 from tests.server.support import Answer
 from tests.server.tool_support import ARGUMENTS
@@ -141,5 +142,7 @@ def test_an_answer_that_fails_ends_in_an_event_and_is_kept_as_failed() -> None:
     assert [event["type"] for event in told] == [f"response.{kind}" for kind in kinds]
     assert told[-1]["response"]["error"]["code"] == "server_error"
     assert "secret" not in told[-1]["response"]["error"]["message"]
-    asyncio.run(broken_answer(kept).run())
+    background: list[Event] = []
+    asyncio.run(broken_answer(kept).run(background.extend))
     assert [(each.status, each.output[0].status) for each in kept] == [("failed", "incomplete")] * 2
+    assert isinstance(background[-1], ResponseFailed)

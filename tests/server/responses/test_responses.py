@@ -166,7 +166,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("truncation", {"truncation": "never"}),
     ("stream_options", {"stream_options": {"include_obfuscation": False}}),
     ("background", {"background": True, "store": False}),
-    ("background", {"background": True, "stream": True}),
     ("max_output_tokens", {"max_output_tokens": 0}),
     ("text", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
     ("text", {"text": {"format": {"type": "grammar"}}}),
