@@ -10,11 +10,10 @@ from collections.abc import AsyncGenerator, Iterable
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.sse import comment
 from jaxllm.server.responses.events import frame
-from jaxllm.server.responses.store import MAX_BYTES
 from jaxllm.server.responses.stream import Event, StreamError
 
-_LONGEST = MAX_BYTES // 8
-"""The maximum bytes of one log."""
+_MAX_BYTES, _LONGEST = 256 * 2**20, 32 * 2**20
+"""The maximum bytes of all logs of running responses, and of one log."""
 _RETRIEVE = "Retrieve the response without stream."
 _FRAME_BYTES = 64
 """The approximate bytes of a frame besides its text."""
@@ -25,7 +24,7 @@ _PIECE_FRAMES, _PIECE_BYTES = 64, 2**18
 class LogRoom:
     """The room that the logs of running responses share."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES, longest: int = _LONGEST) -> None:
+    def __init__(self, max_bytes: int = _MAX_BYTES, longest: int = _LONGEST) -> None:
         """Limit the bytes of all logs, and of one."""
         self._max_bytes, self._longest = max_bytes, longest
         self.num_logs = 0

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.errors import RequestFailedError
-
-if TYPE_CHECKING:
-    from jaxllm.server.responses.event_log import EventLog
+from jaxllm.server.responses.event_log import EventLog
 
 _MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20
