@@ -13,6 +13,10 @@ from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 
 SEED_MASK = 2**64 - 1
+PROMPT_EMBEDS = "prompt_embeds"
+"""The modality of items that are parts of a prompt of embeddings."""
+EMBEDS_PART = 256
+"""The rows of such an item; the last of a prompt may have fewer."""
 
 
 class MediaSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -31,7 +35,7 @@ class MediaItem(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes
     """A hash of all that the item's rows depend on."""
     modality: str
-    """"image", "video" or "audio"."""
+    """"image", "video" or "audio"; PROMPT_EMBEDS for part of a prompt of embeddings."""
     grids: list[tuple[int, int, int]]
     """The (frames, height, width) in patches of the image, or of each of its tiles, or of each group of frames. A sound
     has one of (1, 1, columns of its features)."""
@@ -55,6 +59,11 @@ class PromptMedia(msgspec.Struct, frozen=True, kw_only=True):
     """int32 [n, 3], the positions of each prompt token in multimodal RoPE; empty in a model without it."""
     rope_offset: int = 0
     """What multimodal RoPE adds to the positions of tokens after the prompt."""
+
+    @property
+    def is_whole_prompt(self) -> bool:
+        """Return whether the prompt is embeddings alone, and its token ids mean nothing."""
+        return bool(self.items) and self.items[0].modality == PROMPT_EMBEDS
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,6 +97,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """The front end's own name of the request, which it never gives to another one."""
     prompt_token_ids: list[int]
+    """0 for each token of a prompt of embeddings."""
     sampling_params: SamplingParams
     """All are defaults in a request that is pooled, because nothing is sampled."""
     eos_token_id: int | None

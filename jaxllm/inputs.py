@@ -41,6 +41,19 @@ class TokensPrompt(_MediaFields):
     """Only requests with the same salt share prefix-cache blocks."""
 
 
+class EmbedsPrompt(TypedDict):
+    """A prompt as the embeddings of its tokens, for engines with enable_prompt_embeds=True."""
+
+    prompt_embeds: Any
+    """An array [n, d] of floats, as the model's embedding layer in HF returns them for n tokens: of NumPy, JAX or torch;
+    or a safetensors file with one tensor, or a .npy file, in base64.
+    """
+    prompt: NotRequired[str]
+    """The text of the tokens, passed through to the output."""
+    cache_salt: NotRequired[str]
+    """Only requests with the same salt share prefix-cache blocks."""
+
+
 class TextPairPrompt(TypedDict):
     """A prompt of two texts for cross-encoders; the tokenizer joins them as a pair."""
 
@@ -48,4 +61,4 @@ class TextPairPrompt(TypedDict):
     text_pair: str
 
 
-PromptType = str | list[int] | TextPrompt | TokensPrompt | TextPairPrompt
+PromptType = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | TextPairPrompt

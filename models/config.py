@@ -479,6 +479,8 @@ class ModelConfig:
     position_offset: int = 0
     """The row of the learned positions that position 0 takes."""
     embed_scale: float = 1.0
+    scales_inputs: bool = False
+    """Embeddings that come in place of tokens are scaled like theirs; elsewhere they are scaled already."""
     norm_offset: float = 0.0
     """The number that RMSNorms and LayerNorms add to their scales, 1 in Gemma."""
     layer_norms: bool = False

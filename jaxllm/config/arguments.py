@@ -310,6 +310,9 @@ class EngineArguments(UnsupportedArguments):
     enable_mm_embeds: bool = argument(
         False, Switch(), _MEDIA, "take computed embeddings of images in their place, as rows that the tower would make"
     )
+    enable_prompt_embeds: bool = argument(
+        False, Switch(), _MEDIA, "take prompts as embeddings of their tokens; for models of text that generate"
+    )
     language_model_only: bool = argument(False, Switch(), _MEDIA, "load no vision tower: the model reads text alone")
     speculative_config: SpeculativeConfig | None = argument(
         None,

@@ -72,7 +72,6 @@ class UnsupportedArguments:
     watermark_config: Any = unsupported(None, "outputs are not watermarked")
 
     # Media
-    enable_prompt_embeds: bool = unsupported(False, _MEDIA)
     mm_processor_cache_type: str | None = unsupported("lru", _MEDIA)
     mm_processor_device: str = unsupported("auto", _MEDIA)
     mm_hasher_algorithm: str = unsupported("blake3", _MEDIA)

@@ -163,8 +163,8 @@ class StepCompiler:
         upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
         upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
         upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
-        upkeep += [Upkeep.MAKE_MEDIA] if self.model.towers else []
-        upkeep += [Upkeep.WRITE_MEDIA] if self.model.towers and self.config.takes_embeds else []
+        upkeep += [Upkeep.MAKE_MEDIA] if self.media_width else []
+        upkeep += [Upkeep.WRITE_MEDIA] if self.media_width and self.config.takes_embeds else []
         upkeep += move_shapes(self.config)
         of_towers = [shape for shapes in self.encoder_shapes.values() for shape in shapes]
         others = [*of_towers, *self._pool_shapes(by_token=False), *upkeep]
@@ -536,7 +536,7 @@ class StepCompiler:
             arguments,
             has_states=bool(self.config.states),
             max_drafts=self.config.max_drafts,
-            has_media=bool(self.model.towers),
+            has_media=self.media_width > 0,
             cross=cross[0] if cross else None,
             first_timestamp=rules.first_timestamp if (rules := self.config.transcript_rules) else None,
         )
@@ -556,12 +556,20 @@ class StepCompiler:
         """Return the same of what a step reads: all but the towers' parameters, with adapters and encoded media."""
         params = {name: spec for name, spec in self._param_specs.items() if name not in self.model.specs.encoders}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
-        return params | adapters | ({"media": self.media_spec()} if self.model.towers else {})
+        return params | adapters | ({"media": self.media_spec()} if self.media_width else {})
 
     def media_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the feature cache."""
+        return self._replicated((self.config.num_media_rows, self.media_width), self.model.dtype)
+
+    @property
+    def media_width(self) -> int:
+        """Return the numbers of a row of the feature cache: of a prompt of embeddings, without towers; 0 for no cache.
+        """
+        if not self.model.towers:
+            return self.model.config.hidden_size if self.config.takes_embeds else 0
         tower = next(iter(self.model.towers.values()))  # the rows of all have one width
-        return self._replicated((self.config.num_media_rows, tower.settings.output_size), self.model.dtype)
+        return tower.settings.output_size
 
     def adapters_spec(self, shape: AdapterShape | None = None) -> Any:
         """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""

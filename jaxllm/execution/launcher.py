@@ -219,8 +219,8 @@ class Launcher:
         self.params = {**self.params, "media": media}
 
     def _make_media(self) -> None:
-        """Make the feature cache, if the model has towers."""
-        if self.compiler.model.towers:
+        """Make the feature cache, if the model has one."""
+        if self.compiler.media_width:
             self.params = {**self.params, "media": self.programs.get(Upkeep.MAKE_MEDIA)()}
 
     @running()

@@ -11,13 +11,13 @@ import numpy as np
 from jax import Array
 
 from jaxllm.constraints.bits import RowMask
-from jaxllm.core_messages import Clip, PromptMedia
+from jaxllm.core_messages import PROMPT_EMBEDS, Clip, MediaItem, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
 from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
 from jaxllm.execution.encoders.alignment import align_inputs
 from jaxllm.execution.encoders.clips import check_clip, clip_inputs
-from jaxllm.execution.encoders.patches import check_item, encoder_inputs, written_inputs
+from jaxllm.execution.encoders.patches import check_item, check_rows, encoder_inputs, written_inputs
 from jaxllm.execution.host_logprobs import read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kept_rows import KeptRows, RowSettings
@@ -162,8 +162,11 @@ class ModelRunner:
         return self.programs.num_compiled + (0 if self._draft is None else self._draft.num_compiled)
 
     def check_media(self, media: PromptMedia) -> None:
-        """Raise VLLMValidationError for media that the model's towers cannot take."""
+        """Raise VLLMValidationError for media that the model's towers cannot take, and for unfit embeddings."""
         for item in media.items:
+            if item.modality == PROMPT_EMBEDS:
+                self._check_embeds(item)
+                continue
             with_part = self.compiler.model.find_tower(item.modality)
             if with_part is None:
                 message = f"the model takes no {item.modality} here."
@@ -172,6 +175,12 @@ class ModelRunner:
             if item.is_encoded and not self.compiler.config.takes_embeds:
                 raise VLLMValidationError("embeddings need enable_mm_embeds.", parameter="multi_modal_data")
             check_item(tower.settings, item, self.compiler.encoder_shapes[part])
+
+    def _check_embeds(self, item: MediaItem) -> None:
+        """Raise VLLMValidationError for part of a prompt of embeddings, unless the engine takes such."""
+        if self.compiler.model.towers or not (item.is_encoded and self.compiler.config.takes_embeds):
+            raise VLLMValidationError("prompt_embeds need enable_prompt_embeds.", parameter=PROMPT_EMBEDS)
+        check_rows(item, self.compiler.media_width, PROMPT_EMBEDS)
 
     def check_clip(self, clip: Clip | None) -> None:
         """Raise VLLMValidationError for a clip that the model's encoder cannot take, and where it needs one."""
@@ -349,14 +358,17 @@ class ModelRunner:
         )
 
     def _encode(self, encode: Encode) -> list[EncodeLaunch]:
-        compiler = self.compiler
+        compiler, num_media_rows = self.compiler, self.compiler.config.num_media_rows
+        if encode.item.is_encoded:
+            config = compiler.model.config
+            is_scaled = encode.item.modality == PROMPT_EMBEDS and config.scales_inputs
+            scale = np.asarray(config.embed_scale, compiler.model.dtype) if is_scaled else None
+            written = written_inputs(encode, num_media_rows, compiler.media_width, scale)
+            return [EncodeLaunch(self._places[Upkeep.WRITE_MEDIA], arrays) for arrays in written]
         with_part = compiler.model.find_tower(encode.item.modality)
         assert with_part is not None
-        (part, tower), num_media_rows = with_part, compiler.config.num_media_rows
+        part, tower = with_part
         settings, shapes = tower.settings, compiler.encoder_shapes[part]
-        if encode.item.is_encoded:
-            program = self._places[Upkeep.WRITE_MEDIA]
-            return [EncodeLaunch(program, arrays) for arrays in written_inputs(settings, encode, num_media_rows)]
         launches = []
         for shape, batch, slots in encoder_inputs(settings, encode, shapes, num_media_rows):
             arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers

@@ -110,6 +110,17 @@ def _entry(name: str, raw: msgspec.Raw) -> Entry:
     return Entry(dtype, tuple(entry.shape), start, num_bytes)
 
 
+def read_one(data: bytes) -> np.ndarray:
+    """Return the only tensor of a file's bytes, as a read-only view. Raises ValueError for malformed bytes, and for
+    another number of tensors.
+    """
+    start = 8 + _header_size(data[:8], len(data))
+    entries = list(_parse_header(data[8:start], len(data) - start).values())
+    if len(entries) != 1:
+        raise ValueError(f"the file has {len(entries)} tensors, expected 1")
+    return np.frombuffer(data, np.uint8, offset=start).view(entries[0].dtype).reshape(entries[0].shape)
+
+
 class SafetensorsFile:
     """One mapped safetensors file. Raises ValueError if it is malformed, OSError if it cannot be opened."""
 

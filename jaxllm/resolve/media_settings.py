@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxllm.config.arguments import EngineArguments
+from jaxllm.core_messages import EMBEDS_PART
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.media.items import DEFAULT_LIMIT, ClipInput, MediaSettings, Modality, split_options, video_sampling
 from jaxllm.media.rules import find_rule, most_rows
@@ -39,7 +40,7 @@ class MediaSize(NamedTuple):
     """What an engine's feature cache and its towers' programs hold."""
 
     num_rows: int = 0
-    """The rows of the feature cache of images, videos and sounds; 0 for a model of text alone."""
+    """The rows of the feature cache of images, videos, sounds and prompts of embeddings; 0 where there are none."""
     num_frames: int = 0
     """The most frames of a video; 0 where there are no videos."""
 
@@ -106,7 +107,7 @@ def media_size(config: EngineConfig) -> MediaSize:
     """
     sight, hearing = _find_towers(config)
     if sight is None and hearing is None:
-        return MediaSize()
+        return MediaSize(max(config.max_num_batched_tokens, EMBEDS_PART) if config.args.enable_prompt_embeds else 0)
     seen = MediaSize() if sight is None else _seen_size(config, sight)
     largest = max(seen.num_rows, 0 if hearing is None else most_sound_rows(config))
     return MediaSize(max(config.max_num_batched_tokens, min(config.max_model_len, largest)), seen.num_frames)

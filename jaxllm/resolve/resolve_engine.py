@@ -19,6 +19,7 @@ from jaxllm.resolve.engine_config import EngineConfig
 from jaxllm.resolve.head_settings import with_token_ids
 from jaxllm.resolve.limits import check_attention_chunks, check_offloading, resolve_limits, resolve_max_model_len
 from jaxllm.resolve.media_settings import find_senses, takes_images
+from jaxllm.resolve.prompt_embeds import check_prompt_embeds
 from jaxllm.resolve.resolve_pooling import Resolved, is_causal, resolve_pooling
 from jaxllm.resolve.resolve_speculation import (
     draft_arguments,
@@ -84,6 +85,7 @@ def _settle(
     checkpoint = opened or _open(args)
     hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
     resolved = _resolve_model(args, checkpoint, hf_config)
+    check_prompt_embeds(args, resolved, settings.find_family(args.model, hf_config)[1], logits_processors)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     generation = args.generation_config, generation_config, args.override_generation_config
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)

@@ -18,10 +18,11 @@ _IN_PROMPT = 0x8000
 
 
 def count_tokens(token_ids: Sequence[int] | np.ndarray, num_prompt_tokens: int, vocab_size: int) -> np.ndarray:
-    """Return uint16[v], the counts of a request from all of its tokens."""
+    """Return uint16[v], the counts of a request from all of its tokens; negative ids in its prompt are none."""
     ids = np.asarray(token_ids, np.int64)
     row_v = np.minimum(np.bincount(ids[num_prompt_tokens:], minlength=vocab_size), MAX_COUNT).astype(np.uint16)
-    row_v[ids[:num_prompt_tokens]] |= np.uint16(_IN_PROMPT)
+    prompt_ids = ids[:num_prompt_tokens]
+    row_v[prompt_ids[prompt_ids >= 0]] |= np.uint16(_IN_PROMPT)
     return row_v
 
 

@@ -14,6 +14,9 @@ from jaxllm.scheduling.media import extents, row_counts
 from jaxllm.scheduling.plan import Owner, StepKind
 from jaxllm.scheduling.repetition import repeats
 
+NO_TOKEN = -1
+"""The id of tokens that are embeddings alone."""
+
 
 class Request:
     """One sequence being generated, or pooled. Its tokens change in commit only."""
@@ -70,8 +73,11 @@ class Request:
         self.pooled: list[Pooled] = []  # of the chunks so far, in order
         self.order = order
         """The place in line, which is unique: the smaller runs first and is preempted last."""
-        self.token_ids = array("i", source.prompt_token_ids)
-        """int32, prompt and outputs."""
+        is_embeds = source.media is not None and source.media.is_whole_prompt
+        ids = array("i", (NO_TOKEN,)) * len(source.prompt_token_ids) if is_embeds else source.prompt_token_ids
+        self.token_ids = array("i", ids)
+        """int32, prompt and outputs; NO_TOKEN for the prompt's if it is embeddings, so that nothing takes them for
+        tokens."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.most_tokens = min(self.num_prompt_tokens + source.max_tokens, max_model_len)
         """The most tokens that it can have, prompt and outputs."""

@@ -13,7 +13,7 @@ from jaxllm.media.prompt_data import read_prompt_data
 from jaxllm.params.checks import INT32_MAX, check_options, check_str, has_length, shown
 from jaxllm.text.encoder_prompts import split_prompt
 
-_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_ids")
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt", "text_pair", "token_type_ids", "prompt_embeds")
 _MEDIA_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs")
 _TEXT_ONLY = "the model takes text only"
 
@@ -37,6 +37,8 @@ class ParsedPrompt:
     """The prompt's mm_processor_kwargs."""
     sound: Any = None
     """What the encoder of an encoder-decoder is given, unchecked."""
+    embeds: Any = None
+    """The embeddings of the prompt's tokens, unchecked; None for a prompt of text or ids."""
     sampling: Mapping[str, Any] | None = None
     """Which frames of videos are taken, as `Sampling.merged` reads it; None: as the engine's arguments say."""
 
@@ -119,7 +121,9 @@ def _parse_mapping(prompt: Mapping[str, Any], label: str, media: MediaSettings |
         if name not in known and name not in _MEDIA_KEYS:
             message = f"{label}: {name!r} is not supported; a prompt takes {', '.join(known)}."
             raise VLLMValidationError(message, parameter=str(name), value=value)
-    text, token_ids, salt, pair, type_ids = (fields.get(name) for name in _KEYS)
+    text, token_ids, salt, pair, type_ids, embeds = (fields.get(name) for name in _KEYS)
+    if embeds is not None:
+        return _parse_embeds(fields, label)
     if text is None and token_ids is None:
         raise VLLMValidationError(f"{label}: needs 'prompt' or 'prompt_token_ids'.", parameter="prompt", value=prompt)
     if text is not None and not isinstance(text, str):
@@ -133,6 +137,20 @@ def _parse_mapping(prompt: Mapping[str, Any], label: str, media: MediaSettings |
     _check_salt(salt, label)
     parsed = ParsedPrompt(text, token_ids, salt, pair=pair, type_ids=type_ids)
     return parsed if media is None else _with_media(parsed, fields, media, label)
+
+
+def _parse_embeds(fields: Mapping[str, Any], label: str) -> ParsedPrompt:
+    """Parse a prompt of embeddings, which may have a text that is shown, and a salt."""
+    for name in fields:
+        if name not in ("prompt_embeds", "prompt", "cache_salt"):
+            message = f"{label}: 'prompt_embeds' are the whole prompt: leave {name!r} out."
+            raise VLLMValidationError(message, parameter=name)
+    text, salt = fields.get("prompt"), fields.get("cache_salt")
+    if text is not None and not isinstance(text, str):
+        message = f"{label}: 'prompt' must be a str, got {shown(text)}."
+        raise VLLMValidationError(message, parameter="prompt", value=text)
+    _check_salt(salt, label)
+    return ParsedPrompt(text, salt=salt, embeds=fields["prompt_embeds"])
 
 
 def _with_media(prompt: ParsedPrompt, fields: Mapping[str, Any], media: MediaSettings, label: str) -> ParsedPrompt:

@@ -63,6 +63,7 @@ def _afmoe_config(hf: Mapping[str, Any]) -> ModelConfig:
         hf,
         architecture="AfmoeForCausalLM",
         embed_scale=read_int(hf, "hidden_size") ** 0.5 if read_bool(hf, "mup_enabled") else 1.0,
+        scales_inputs=True,
         output_gate=True,
         qk_norm=True,
         post_norms=True,

@@ -104,6 +104,7 @@ def _read_factors(hf: Mapping[str, Any]) -> dict[str, Any]:
     bias = read_bool(hf, "attention_bias")
     return {
         "embed_scale": read_float(hf, "embedding_multiplier", 1.0),
+        "scales_inputs": True,
         "logits_divisor": read_float(hf, "logits_scaling", 1.0),
         "residual_scale": read_float(hf, "residual_multiplier", 1.0),
         "scale": read_float(hf, "attention_multiplier", 1.0),

@@ -146,6 +146,7 @@ def _ready(
         has_thinking_tokens=has_thinking_tokens,
         pooling=config.pooling,
         media=media,
+        embed_size=config.model_config.hidden_size if config.args.enable_prompt_embeds else 0,
         num_weight_bytes=config.checkpoint.num_bytes,
         weight_type=config.quantization or config.checkpoint.weight_type,
     )
@@ -466,7 +467,8 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         num_host_blocks=kv_tiers.num_host_blocks(config.args.kv_offloading_size, compiler, prepared.num_blocks),
         root_hash=kv_tiers.root_hash(config, compiler),
         num_media_rows=compiler.config.num_media_rows,
-        sees_both_sides=config.model_config.sees_both_sides,
+        # Only pictures are seen from both sides, and an engine that takes prompts of embeddings takes none.
+        sees_both_sides=config.model_config.sees_both_sides and not args.enable_prompt_embeds,
         num_clip_blocks=layout.num_cross_blocks(prepared.num_blocks),
         clip_blocks=layout.clip_blocks,
         num_adapter_slots=config.adapter_shape.num_slots if config.adapter_shape else 0,

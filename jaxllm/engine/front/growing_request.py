@@ -230,7 +230,7 @@ class GrowingRequest:
 
 def placeholder_ranges(media: PromptMedia | None) -> dict[str, list[PlaceholderRange]] | None:
     """Return the runs of a prompt's tokens that stand for its media, by modality; None for a prompt without media."""
-    if media is None:
+    if media is None or media.is_whole_prompt:
         return None
     ranges: dict[str, list[PlaceholderRange]] = {}
     for item in media.items:

@@ -161,6 +161,7 @@ class InputProcessor:
         """Put an encoded prompt, resolved params and an adapter that was checked together, if they fit each other."""
         trace = self.check_trace(trace_headers)
         when = time.time() if arrival_time is None else check_float("arrival_time", arrival_time, 0, math.inf)
+        _check_scores(prompt, params, "prompt")
         max_tokens = self._check_lengths(prompt.token_ids, params, "prompt")
         checked = self.check_priority(priority)
         return self._complete(request_id, prompt, params, max_tokens, checked, when, trace, adapter)
@@ -188,6 +189,8 @@ class InputProcessor:
         adapters = [self.check_adapter(each, f"lora_request[{i}]") for i, each in enumerate(named)]
         pools = any(isinstance(each, PoolingParams) for each in resolved)
         tokenized = self._prompts.encode(parsed, labels, tokenization_kwargs, pools=pools)
+        for prompt, each, name in zip(tokenized, resolved, labels, strict=True):
+            _check_scores(prompt, each, name)
         lengths = [
             self._check_lengths(prompt.token_ids, each, name)
             for prompt, each, name in zip(tokenized, resolved, labels, strict=True)
@@ -321,6 +324,15 @@ class InputProcessor:
         late = None if pooling is None else pooling.late_chunking_params
         chunks = None if late is None else find_chunks(prompt.text, prompt.token_ids, late.chunk_size, self._tokenizer)
         return ProcessedRequest(request_id, prompt.text, core, trace, chunks)
+
+
+def _check_scores(prompt: EncodedPrompt, params: _Resolved, label: str) -> None:
+    """Raise VLLMValidationError where the tokens of a prompt of embeddings, which has none, are to be scored."""
+    if prompt.media is None or not prompt.media.is_whole_prompt or isinstance(params, PoolingParams):
+        return
+    if params.first_scored_position is not None:
+        message = "a prompt of embeddings has no tokens to score: leave prompt_logprobs out"
+        raise refusal(label, message, "prompt_logprobs", params.prompt_logprobs)
 
 
 def _make_reader(media: MediaSettings | None, tokenizer: Tokenizer | None) -> MediaReader | None:

@@ -49,6 +49,8 @@ class InputLimits:
     """True if requests are traced."""
     adapters: bool = False
     """True if requests may name LoRA adapters."""
+    embed_size: int = 0
+    """The numbers of an embedding, where prompts may be embeddings; else 0."""
     runner: str = "generate"
     """The engine's runner: "generate" or "pooling"."""
 
@@ -67,6 +69,7 @@ class InputLimits:
             has_validators=ready.has_validators,
             structured_outputs=config.structured_outputs_config,
             runner=config.model_config.runner_type,
+            embed_size=ready.embed_size,
             adapters=config.lora_config is not None,
             traces=config.observability_config.otlp_traces_endpoint is not None,
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxllm.core_messages import Clip, PromptMedia
 from jaxllm.engine.front.params_resolver import InputLimits, refusal
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.media.errors import MediaError
 from jaxllm.params.checks import INT32_MAX, check_int, is_unicode, shown
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.text.tokenizer import EncodeOptions, Tokenizer, encode_options
@@ -54,7 +55,7 @@ class PromptEncoder:
     ) -> list[EncodedPrompt]:
         """Check prompts and tokenize all texts in one call; images are fetched and processed one prompt at a time."""
         how = encode_options(options, self._limits.max_model_len, outputs=0 if pools else 1)
-        places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None]
+        places = [i for i, prompt in enumerate(prompts) if prompt.token_ids is None and prompt.embeds is None]
         if places and self._tokenizer is None:
             message = "text needs a tokenizer; with `skip_tokenizer_init=True` pass {'prompt_token_ids': [...]}"
             raise refusal(labels[places[0]], message, "prompt", prompts[places[0]].text)
@@ -71,6 +72,11 @@ class PromptEncoder:
             adds_special = adds_special and self._clips is None
             encoded |= self._encode(prompts, rows, labels, how, adds_special, pools=pools)
         others = self._encode_pairs(prompts, labels, how)
+        others |= {
+            i: self._encode_embeds(prompt, how, labels[i])
+            for i, prompt in enumerate(prompts)
+            if prompt.embeds is not None
+        }
         others |= {
             i: self._encode_media(prompt, encoded.get(i), how, labels[i])
             for i, prompt in enumerate(prompts)
@@ -97,6 +103,23 @@ class PromptEncoder:
         starts = [] if clips.start_token_id in ids else [clips.start_token_id]
         clip = read_clip(prompt.sound, clips, f"{label}['multi_modal_data']['audio']")
         return encoded._replace(token_ids=[*starts, *ids], clip=clip)
+
+    def _encode_embeds(self, prompt: ParsedPrompt, how: EncodeOptions, label: str) -> EncodedPrompt:
+        """Return a prompt of embeddings, with an id of 0 for each."""
+        if not self._limits.embed_size:
+            message = "needs an engine with enable_prompt_embeds=True (--enable-prompt-embeds)"
+            raise refusal(label, message, "prompt_embeds", None)
+        if how.keep is not None:
+            message = "a prompt of embeddings is not cut: leave truncate_prompt_tokens out"
+            raise refusal(label, message, "truncate_prompt_tokens", how.keep)
+        from jaxllm.media.embeds.prompt import read_prompt_embeds  # which loads numpy
+
+        try:
+            media = read_prompt_embeds(prompt.embeds, self._limits.embed_size, self._limits.max_model_len - 1)
+        except MediaError as error:
+            raise refusal(label, str(error).removesuffix("."), "prompt_embeds", None) from error
+        num_tokens = sum(item.spans[0].num_rows for item in media.items)
+        return EncodedPrompt([0] * num_tokens, prompt.text, prompt.salt, media=media)
 
     def _encode_media(
         self, prompt: ParsedPrompt, token_ids: list[int] | None, how: EncodeOptions, label: str

@@ -60,5 +60,6 @@ def _text(prompt: Any) -> str:
 
 def _has_media(prompt: Any) -> bool:
     if isinstance(prompt, Mapping):
-        return bool(prompt.get("multi_modal_data") or prompt.get("encoder_prompt"))
+        has_embeds = prompt.get("prompt_embeds") is not None
+        return has_embeds or bool(prompt.get("multi_modal_data") or prompt.get("encoder_prompt"))
     return bool(getattr(prompt, "media", None)) or getattr(prompt, "sound", None) is not None

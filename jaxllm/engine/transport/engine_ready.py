@@ -38,6 +38,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """How the model pools; None if it only generates."""
     media: MediaSettings | None = None
     """How prompts refer to media; None if the model takes text only."""
+    embed_size: int = 0
+    """The numbers of an embedding, where prompts may be embeddings; else 0."""
     num_weight_bytes: int = 0
     """The size of the checkpoint's tensors in bytes, as they are stored."""
     weight_type: str = ""

@@ -102,16 +102,21 @@ def write_rows(features_rw: Array, rows_nw: Array, slots_n: Array) -> Array:
     return features_rw.at[slots_n].set(rows_nw.astype(features_rw.dtype), mode="drop")
 
 
+def check_rows(item: MediaItem, row_size: int, parameter: str) -> None:
+    """Raise VLLMValidationError, naming `parameter`, unless an encoded item has rows of `row_size` numbers."""
+    num_rows = sum(span.num_rows for span in item.spans)
+    if len(item.patches) != 4 * num_rows * row_size:
+        message = f"the embeddings are not {num_rows} rows of {row_size} numbers."
+        raise VLLMValidationError(message, parameter=parameter)
+
+
 def check_item(settings: TowerSettings, item: MediaItem, shapes: list[EncoderShape]) -> None:
     """Raise VLLMValidationError for an item that the tower cannot take.
 
     It is too large, or its checkpoint's files contradict each other. In a step such an item would end all requests.
     """
     if item.is_encoded:
-        num_rows = sum(span.num_rows for span in item.spans)
-        if len(item.patches) != 4 * num_rows * settings.output_size:
-            message = f"the embeddings are not {num_rows} rows of {settings.output_size} numbers."
-            raise VLLMValidationError(message, parameter="multi_modal_data")
+        check_rows(item, settings.output_size, "multi_modal_data")
         return
     try:
         grids = [Grid(*grid) for grid in item.grids]
@@ -173,12 +178,19 @@ def _apart(
         yield [grid], (size[0], num_samples)
 
 
-def written_inputs(settings: TowerSettings, encode: Encode, num_media_rows: int) -> Iterator[list[np.ndarray]]:
-    """Yield an encoded item's rows and their slots in a cache of `num_media_rows`, WRITTEN_ROWS at a time."""
-    rows_rw = np.frombuffer(encode.item.patches, np.float32).reshape(-1, settings.output_size)
+def written_inputs(
+    encode: Encode, num_media_rows: int, row_size: int, scale: np.ndarray | None = None
+) -> Iterator[list[np.ndarray]]:
+    """Yield an encoded item's rows and their slots in a cache of `num_media_rows`, WRITTEN_ROWS at a time.
+
+    The rows are multiplied by `scale`, a number in the model's dtype, in that dtype.
+    """
+    rows_rw = np.frombuffer(encode.item.patches, np.float32).reshape(-1, row_size)
+    if scale is not None:
+        rows_rw = (rows_rw.astype(scale.dtype) * scale).astype(np.float32)
     for start in range(0, len(rows_rw), WRITTEN_ROWS):
         some, slots = rows_rw[start : start + WRITTEN_ROWS], encode.rows[start : start + WRITTEN_ROWS]
-        rows_nw = np.zeros((WRITTEN_ROWS, settings.output_size), np.float32)
+        rows_nw = np.zeros((WRITTEN_ROWS, row_size), np.float32)
         slots_n = np.full(WRITTEN_ROWS, num_media_rows, np.int32)
         rows_nw[: len(some)], slots_n[: len(some)] = some, slots
         yield [rows_nw, slots_n]

@@ -71,13 +71,13 @@ def read_embeds(embeds: Embeds, modality: Modality, row_size: int, most_rows: in
         if name not in _DETAILS[modality]:
             known = ", ".join(_DETAILS[modality])
             raise MediaError(f"{name!r} is not known beside {modality}_embeds: there may be {known}.")
-    details = {name: _to_array(value, name) for name, value in embeds.details.items() if value is not None}
+    details = {name: to_array(value, name) for name, value in embeds.details.items() if value is not None}
     grid, size = details.get(f"{modality}_grid_thw"), details.get("image_sizes")
     interval, seconds = details.get("second_per_grid_ts"), details.get("timestamps")
     t, h, w = (None, None, None) if grid is None else _integers(grid, f"{modality}_grid_thw", 3)
     height, width = (None, None) if size is None else _integers(size, "image_sizes", 2)
     return CheckedEmbeds(
-        _check_rows(embeds.rows, row_size, most_rows),
+        _read_rows(embeds.rows, row_size, most_rows),
         None if t is None or h is None or w is None else (t, h, w),
         None if height is None or width is None else (height, width),
         None if seconds is None else _seconds(seconds, "timestamps", _MAX_SECONDS),
@@ -146,7 +146,7 @@ def _split_rows(rows: Any, grids: Any) -> list[Any]:
     """Return the rows of each item, divided by the patches of its grid where they are one array."""
     if isinstance(rows, (list, tuple)) or getattr(rows, "ndim", 0) == 3:
         return list(rows)
-    if not is_array(rows) or grids is None or (grids_n3 := _to_array(grids, "the grids")).ndim != 2:
+    if not is_array(rows) or grids is None or (grids_n3 := to_array(grids, "the grids")).ndim != 2:
         return [rows]
     if grids_n3.dtype.kind not in "iu" or grids_n3.min(initial=1) < 1:
         raise MediaError("the grids of embeddings must be integers from 1.")
@@ -168,10 +168,16 @@ def _split_detail(name: str, value: Any, count: int) -> list[Any]:
     return list(value)
 
 
-def _check_rows(value: Any, row_size: int, most_rows: int) -> np.ndarray:
+def _read_rows(value: Any, row_size: int, most_rows: int) -> np.ndarray:
     if not isinstance(value, str) and not is_array(value):
         raise MediaError(f"the embeddings must be an array, or one in base64, not {type(value).__name__}.")
-    array = _to_array(value, "the embeddings")
+    return check_rows(to_array(value, "the embeddings"), row_size, most_rows)
+
+
+def check_rows(array: np.ndarray, row_size: int, most_rows: int) -> np.ndarray:
+    """Return rows as float32 [r, row_size]. Raises MediaError for other types and shapes than floats [r, row_size] or
+    [1, r, row_size], for more than `most_rows`, and for numbers that are not finite.
+    """
     if not (np.issubdtype(array.dtype, np.floating) or array.dtype.name == "bfloat16"):
         raise MediaError(f"the embeddings must be floats, not {array.dtype}.")
     if array.ndim == 3 and len(array) == 1:
@@ -187,8 +193,8 @@ def _check_rows(value: Any, row_size: int, most_rows: int) -> np.ndarray:
     return rows_rw
 
 
-def _to_array(value: Any, name: str) -> np.ndarray:
-    """Return an array, a list of numbers, or an array in base64 as an array."""
+def to_array(value: Any, name: str) -> np.ndarray:
+    """Return an array, a list of numbers, or an array in base64 as an array. Raises MediaError if that cannot be."""
     if isinstance(value, str):
         try:
             return read_tensor(base64.b64decode(value, validate=True))

@@ -61,14 +61,15 @@ def read_tensor(data: bytes) -> np.ndarray:
     Raises MediaError for other files, for damaged ones, and for tensors that are sparse or not contiguous.
     """
     try:
-        return _read_npy(data) if data.startswith(npy.MAGIC_PREFIX) else _read_saved(data)
+        return read_npy(data) if data.startswith(npy.MAGIC_PREFIX) else _read_saved(data)
     except MediaError:
         raise
     except Exception as error:  # the readers of numpy, zip archives and pickles raise errors of many kinds
         raise MediaError(f"the embeddings are damaged or of another format: {_FORMS}.") from error
 
 
-def _read_npy(data: bytes) -> np.ndarray:
+def read_npy(data: bytes) -> np.ndarray:
+    """Return the array of a .npy file of numbers, never of objects. Raises MediaError, or what numpy's reader raises."""
     stream = BytesIO(data)
     version = npy.read_magic(stream)
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
