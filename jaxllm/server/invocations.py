@@ -17,7 +17,11 @@ from jaxllm.server.openapi import several
 
 type Endpoints = Mapping[str, Endpoint[Any]]
 
-_GENERATING = {"messages": "/v1/chat/completions", "prompt": "/v1/completions"}
+_GENERATING = {
+    "messages": "/v1/chat/completions",
+    "prompt": "/v1/completions",
+    "prompt_embeds": "/v1/completions",
+}
 """The routes of models that generate, by a field of their requests; the first that a request has decides."""
 _POOLING = {
     "documents": "/rerank",

@@ -122,6 +122,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "interleave_mm_strings": (1, None, "yes"),
     "language_model_only": (1, None, "yes"),
     "enable_mm_embeds": (1, None, "yes"),
+    "enable_prompt_embeds": (1, None, "yes"),
     "speculative_config": (
         *("ngram", 3, {}, {"method": "eagle3"}, {"model": 3}, {"method": "suffix", "model": "a/draft"}),
         *({"method": "draft_model"}, {"method": "draft_model", "model": "ngram"}, {"model": "a", "max_model_len": 0}),

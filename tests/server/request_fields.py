@@ -166,6 +166,7 @@ CHAT: dict[str, Entry] = (
 )
 COMPLETION: dict[str, Entry] = SAMPLING | {
     "prompt": Effect("other"),
+    "prompt_embeds": Refusal("AAAA"),  # openai/test_prompt_embeds.py has an engine that takes some
     "logprobs": Effect(2),
     "echo": Effect(True),
     "skip_special_tokens": Effect(False),

@@ -379,7 +379,7 @@ def test_embeddings_in_chats(server: Served, offline: LLM) -> None:
         ({**embeds_of(GRID), "image_embeds": saved(rows_of(GRID, 3))}, "must have the shape [rows, "),
         ({**embeds_of(GRID), "image_embeds": saved(rows_of(GRID) * np.inf)}, "no finite numbers"),
         ({**embeds_of(GRID), "image_embeds": saved(rows_of(GRID) > 0)}, "not read"),
-        (embeds_of((1, 64, 64)), "have 1024 rows, and an item may have"),
+        (embeds_of((1, 64, 64)), "have 1024 rows, and there may be"),
         ({**embeds_of(GRID), "image_embeds": SPARSE}, "no dense tensor"),
     ],
 )

@@ -107,7 +107,7 @@ class PromptEncoder:
     def _encode_embeds(self, prompt: ParsedPrompt, how: EncodeOptions, label: str) -> EncodedPrompt:
         """Return a prompt of embeddings, with an id of 0 for each."""
         if not self._limits.embed_size:
-            message = "needs an engine with enable_prompt_embeds=True (--enable-prompt-embeds)"
+            message = "'prompt_embeds' need an engine with enable_prompt_embeds=True (--enable-prompt-embeds)"
             raise refusal(label, message, "prompt_embeds", None)
         if how.keep is not None:
             message = "a prompt of embeddings is not cut: leave truncate_prompt_tokens out"
@@ -117,7 +117,8 @@ class PromptEncoder:
         try:
             media = read_prompt_embeds(prompt.embeds, self._limits.embed_size, self._limits.max_model_len - 1)
         except MediaError as error:
-            raise refusal(label, str(error).removesuffix("."), "prompt_embeds", None) from error
+            message = f"prompt_embeds: {str(error).removesuffix('.')}"
+            raise refusal(label, message, "prompt_embeds", None) from error
         num_tokens = sum(item.spans[0].num_rows for item in media.items)
         return EncodedPrompt([0] * num_tokens, prompt.text, prompt.salt, media=media)
 

@@ -185,7 +185,7 @@ def check_rows(array: np.ndarray, row_size: int, most_rows: int) -> np.ndarray:
     if array.ndim != 2 or array.shape[1] != row_size or not len(array):
         raise MediaError(f"the embeddings must have the shape [rows, {row_size}], got {list(array.shape)}.")
     if len(array) > most_rows:
-        raise MediaError(f"the embeddings have {len(array)} rows, and an item may have {most_rows} at most.")
+        raise MediaError(f"the embeddings have {len(array)} rows, and there may be {most_rows} at most.")
     with np.errstate(over="ignore"):
         rows_rw = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(rows_rw).all():

@@ -24,7 +24,7 @@ from jaxllm.params.checks import shown
 
 _FORMS = "send a safetensors file with one tensor, or a .npy file, in base64"
 _PICKLES = (b"PK\x03\x04", b"\x80")
-"""How the files of torch.save and pickle.dumps begin."""
+"""How the files of torch.save and pickle.dumps begin. Safetensors files may too, but have a brace as their 9th byte."""
 
 
 def read_prompt_embeds(value: Any, row_size: int, most_rows: int) -> PromptMedia:
@@ -39,7 +39,7 @@ def read_prompt_embeds(value: Any, row_size: int, most_rows: int) -> PromptMedia
     elif is_array(value):
         array = to_array(value, "the embeddings")
     else:
-        raise MediaError(f"'prompt_embeds' must be an array, or a file of one in base64, got {shown(value)}.")
+        raise MediaError(f"must be an array, or a file of one in base64, got {shown(value)}.")
     rows_rw = check_rows(array, row_size, most_rows)
     starts = range(0, len(rows_rw), EMBEDS_PART)
     return PromptMedia(items=[_part(rows_rw[start : start + EMBEDS_PART], start) for start in starts])
@@ -63,7 +63,7 @@ def _read_file(text: str) -> np.ndarray:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise MediaError(f"the embeddings are not base64: {_FORMS}.") from error
-    if data.startswith(_PICKLES):
+    if data.startswith(_PICKLES) and data[8:9] != b"{":
         raise MediaError(f"pickles, as torch.save writes them, are not read: {_FORMS}.")
     try:
         return read_npy(data) if data.startswith(npy.MAGIC_PREFIX) else read_one(data)

@@ -75,7 +75,7 @@ def read_npy(data: bytes) -> np.ndarray:
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     shape, is_fortran, dtype = read_header(stream)
     if dtype.str not in _STORAGES.values() or is_fortran:
-        raise MediaError(f"an array of type {dtype} in that order of axes is not read: {_FORMS}.")
+        raise MediaError(f"an array of type {dtype} in that order of axes is not read: save floats, with rows first.")
     return _shaped(data[stream.tell() :], dtype.str, shape)
 
 

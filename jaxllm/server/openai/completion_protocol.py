@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -12,12 +13,12 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_int
 from jaxllm.params.limits import MAX_N
 from jaxllm.server.openai.logprobs import CompletionLogprobs, PromptTokenLogprob
-from jaxllm.server.openai.prompt_fields import several_prompts
+from jaxllm.server.openai.prompt_fields import MAX_PROMPTS, several_prompts
 from jaxllm.server.openai.sampling_fields import REFUSED, SamplingFields
 from jaxllm.server.openai.usage import UsageInfo
 
 COMPLETION_REFUSED: Mapping[str, str] = {
-    **REFUSED,
+    **{name: reason for name, reason in REFUSED.items() if name != "prompt_embeds"},
     "suffix": "models here go on from a text, and fill no gaps",
     "max_completion_tokens": "use max_tokens",
     "messages": "use /v1/chat/completions",
@@ -29,8 +30,10 @@ COMPLETION_REFUSED: Mapping[str, str] = {
 class CompletionRequest(SamplingFields, kw_only=True):
     """The request of `/v1/completions`: OpenAI's fields and vLLM's."""
 
-    prompt: str | list[str | int | list[int]]
-    """A text, its token ids, or a list of either."""
+    prompt: str | list[str | int | list[int]] | None = None
+    """A text, its token ids, or a list of either; without it, `prompt_embeds` are the prompts."""
+    prompt_embeds: str | list[str] | None = None
+    """Embeddings of prompts, which come before `prompt`: a safetensors or .npy file in base64, or a list of such."""
     max_tokens: int | None = 16
     logprobs: int | None = None
     echo: bool = False
@@ -45,13 +48,34 @@ class CompletionRequest(SamplingFields, kw_only=True):
         if self.use_beam_search:
             message = "use_beam_search is not supported here: use /v1/chat/completions."
             raise VLLMValidationError(message, parameter="use_beam_search", value=True)
+        if self.echo and self._embeds:
+            message = "echo repeats a prompt's text, and prompt_embeds have none: leave it out."
+            raise VLLMValidationError(message, parameter="echo", value=True)
         if self.logprob_token_ids and self.only_scores:
             message = "logprob_token_ids are scored at new tokens: leave them out, or ask for max_tokens above 0."
             raise VLLMValidationError(message, parameter="logprob_token_ids", value=self.logprob_token_ids)
 
-    def prompts(self) -> list[str | list[int]]:
-        """Return the prompts, each a text or token ids. Raises VLLMValidationError for any other."""
-        return several_prompts("prompt", self.prompt)
+    def prompts(self) -> list[dict[str, Any]]:
+        """Return the prompts as the engine takes them, those of embeddings first.
+
+        Raises VLLMValidationError for a request without any, with too many, or with others than texts and token ids.
+        """
+        of_embeds = self._embeds
+        if self.prompt is None and not of_embeds:
+            raise VLLMValidationError("prompt is required, or prompt_embeds.", parameter="prompt")
+        others = [] if self.prompt is None else several_prompts("prompt", self.prompt)
+        if len(of_embeds) + len(others) > MAX_PROMPTS:
+            message = f"prompt and prompt_embeds are at most {MAX_PROMPTS} prompts, got {len(of_embeds) + len(others)}."
+            raise VLLMValidationError(message, parameter="prompt")
+        salt = {} if self.cache_salt is None else {"cache_salt": self.cache_salt}
+        named: list[dict[str, Any]] = [{"prompt_embeds": each} for each in of_embeds]
+        named += [{"prompt" if isinstance(each, str) else "prompt_token_ids": each} for each in others]
+        return [prompt | salt for prompt in named]
+
+    @property
+    def _embeds(self) -> list[str]:
+        """Return the prompts that are embeddings. Raises VLLMValidationError for too many."""
+        return [] if self.prompt_embeds in (None, []) else several_prompts("prompt_embeds", self.prompt_embeds)
 
     def num_sequences(self, num_prompts: int) -> int:
         """Return the total number of sequences. Raises VLLMValidationError for more than one prompt may have."""

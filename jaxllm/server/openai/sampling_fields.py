@@ -32,7 +32,7 @@ REFUSED: Mapping[str, str] = {
     "logits_processors": "name them when the server is started (--logits-processors)",
     "kv_transfer_params": "the KV cache is not moved between engines",
     "ec_transfer_params": "encoded images are not moved between engines",
-    "prompt_embeds": "prompts are text or token ids",
+    "prompt_embeds": "send them to /v1/completions",
     **dict.fromkeys(("mm_payload", "return_mm_kwargs"), _NOT_PASSED_ON),
     "watermarking": "outputs have no watermarks; leave it out",
     "return_weight_versions": "weights do not change while a server runs; leave it out",

@@ -80,7 +80,7 @@ class OpenAIServingCompletion:
         return PromptChoices(request, prompt * n, self.engine_client.front.tokenizer, as_token_ids=as_ids)
 
     async def _begin(
-        self, request: CompletionRequest, prompts: Sequence[str | list[int]], caller: Caller
+        self, request: CompletionRequest, prompts: Sequence[dict[str, Any]], caller: Caller
     ) -> list[EngineOutputs]:
         """Queue all prompts, or none."""
         params = request.sampling_params(
@@ -92,7 +92,7 @@ class OpenAIServingCompletion:
         requests = (
             self.engine_client.add_request(
                 f"{caller.request_id}-{i}",
-                _parts(prompt, request.cache_salt),
+                prompt,
                 params,
                 tokenization_kwargs=request.tokenization_kwargs(),
                 trace_headers=caller.trace_headers,
@@ -103,12 +103,6 @@ class OpenAIServingCompletion:
             for i, prompt in enumerate(prompts)
         )
         return await queue_all(self.engine_client, requests)
-
-
-def _parts(prompt: str | list[int], cache_salt: str | None) -> dict[str, Any]:
-    """Return a prompt as the engine takes it."""
-    parts: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-    return parts if cache_salt is None else {**parts, "cache_salt": cache_salt}
 
 
 class _Answer:
