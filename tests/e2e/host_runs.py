@@ -18,7 +18,7 @@ from jaxllm import LLM, SamplingParams
 from tests.e2e.adapter_data import SETTINGS, generate, logprobs_of, prompt_of, request
 from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.sampling_cases import tilt
-from tests.e2e.tensor_parallel_runs import ARGUMENTS, _shown, feature_jobs, plain_jobs, with_pictures
+from tests.e2e.tensor_parallel_runs import ARGUMENTS, _shown, feature_jobs, plain_jobs, with_embeds, with_pictures
 from tests.e2e.tiny_engine import Job, run_together, tiny_llm
 from tests.models.heads import model_folder
 from tests.models.heads import read_goldens as read_head_goldens
@@ -76,6 +76,11 @@ def pictures(spread: Arguments, *_: str) -> list[Any]:
     return [[output["got"], output["expected"]] for output in with_pictures("qwen2_vl", **spread)]
 
 
+def embeds(spread: Arguments, *_: str) -> dict[str, Any]:
+    """Return the tokens after a prompt of embeddings, and HF's."""
+    return with_embeds("llama3_tied", **spread)
+
+
 def for_ever(spread: Arguments, *_: str) -> None:
     """Print that the engine runs, and run requests until the process is ended."""
     params = SamplingParams(temperature=0.7, seed=1, max_tokens=40, ignore_eos=True, detokenize=False)
@@ -91,6 +96,7 @@ CASES: Mapping[str, Callable[..., Any]] = {
     "head": head,
     "pooled": pooled,
     "pictures": pictures,
+    "embeds": embeds,
     "for_ever": for_ever,
 }
 

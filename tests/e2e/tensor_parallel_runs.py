@@ -27,6 +27,7 @@ from jaxllm.models import ParamSpec
 from pallas_kernels.weights.held import Quantized
 from tests.e2e.adapter_data import CASES as ADAPTED
 from tests.e2e.adapter_data import SETTINGS, generate, golden_of, logprobs_of, prompt_of, request
+from tests.e2e.embeds_goldens import read_golden as read_embeds_golden
 from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of
 from tests.e2e.media_goldens import folder as media_folder
@@ -95,6 +96,8 @@ QUANTIZED = (
 """Tiny checkpoints of formats that store different arrays."""
 MEDIA_CASES = ("qwen2_vl", "qwen3_vl", "gemma3")
 """Tiny checkpoints that see: three positions, further slices of rows, pictures that are attended to from both sides."""
+EMBEDS_CASES = ("llama3_tied", "gemma3", "granite")
+"""Tiny checkpoints that take prompts of embeddings, without a factor for them, and with one before and after."""
 HEAD_CASES = ("eagle3", "mtp_deepseek_v3")
 ARGUMENTS: dict[str, Any] = {
     "skip_tokenizer_init": False,
@@ -236,6 +239,26 @@ def with_pictures(family: str, **engine: Any) -> list[dict[str, Any]]:
         }
         for golden, output in zip((two, two, one), outputs, strict=True)
     ]
+
+
+def with_embeds(case: str, **engine: Any) -> dict[str, Any]:
+    """Return HF's tokens and ours after random embeddings, the largest difference of log-probabilities, and whether a
+    prompt of its tokens' embeddings gives what its tokens give, to the bit.
+    """
+    golden = read_embeds_golden(case)
+    prompts: Any = [golden.embeds, golden.embedded]
+    greedy = SamplingParams(temperature=0, max_tokens=len(golden.tokens), ignore_eos=True, logprobs=-1)
+    arguments = ARGUMENTS | {"skip_tokenizer_init": True, "max_logprobs": -1, "enable_prompt_embeds": True, **engine}
+    with tiny_llm(case, **(arguments | {"num_gpu_blocks_override": 33})) as (llm, _):
+        made = llm.generate([{"prompt_embeds": rows} for rows in prompts], greedy, use_tqdm=False)
+        [known] = llm.generate(TokensPrompt(prompt_token_ids=golden.ids.tolist()), greedy, use_tqdm=False)
+    random, same = made
+    return {
+        "expected": golden.tokens.tolist(),
+        "got": list(random.outputs[0].token_ids),
+        "error": float(np.abs(media_logprobs(random) - golden.logprobs).max()),
+        "is_same": same.outputs[0] == known.outputs[0],
+    }
 
 
 def with_clips(case: str, **engine: Any) -> list[dict[str, Any]]:
@@ -400,6 +423,7 @@ def others_of(model: str, tokenizer: str, smollm2: str) -> dict[str, Any]:
     results["packed experts"] = with_packed_experts()
     results["heads"] = {case: with_head(case, 2) for case in HEAD_CASES}
     results["pictures"] = {case: with_pictures(case, tensor_parallel_size=2) for case in MEDIA_CASES}
+    results["embeds"] = {case: with_embeds(case, tensor_parallel_size=2) for case in EMBEDS_CASES}
     results["clips"] = with_clips("base", tensor_parallel_size=2)
     results["invariance"] = {str(method): alone_and_together(4, model, method) for method in (None, "int8")}
     results["int8"] = {size: in_int8(size, model) for size in (1, 4)}

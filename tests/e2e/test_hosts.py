@@ -100,6 +100,12 @@ def test_other_steps_give_what_one_process_gives(tmp_path: Path, repository: Pat
     assert run(case, 2, 1, tmp_path / "two.json", repository) == expected
 
 
+def test_prompts_of_embeddings_give_hf_tokens(tmp_path: Path, repository: Path) -> None:
+    output = run("embeds", 2, 1, tmp_path / "two.json", repository)
+    assert output["got"] == output["expected"]
+    assert output["is_same"]
+
+
 def test_prompts_with_pictures_give_hf_tokens(tmp_path: Path, repository: Path) -> None:
     outputs = run("pictures", 2, 1, tmp_path / "two.json", repository)
     assert len(outputs) == 3

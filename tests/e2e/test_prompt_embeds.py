@@ -9,8 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,29 +19,13 @@ import safetensors.numpy
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.engine.front.metrics import Counter
 from jaxllm.exceptions import VLLMValidationError
+from tests.e2e.embeds_goldens import CASES, read_golden
 from tests.e2e.tiny_engine import RecordingScheduler, tiny_llm
-from tests.models.tiny import BLOCK_SIZE
+from tests.models.tiny import BLOCK_SIZE, read_tensors
 
 pytestmark = [pytest.mark.families, pytest.mark.usefixtures("quick_compile")]
 
-FOLDER = Path(__file__).parents[1] / "data" / "prompt_embeds"
-CASES = tuple(sorted(path.stem for path in FOLDER.iterdir()))
 TOLERANCE = 1e-4
-
-
-class Golden(NamedTuple):
-    """Random embeddings and what HF generates after them, and the inputs_embeds that HF takes for the same as ids."""
-
-    embeds: np.ndarray
-    tokens: np.ndarray
-    logprobs: np.ndarray
-    ids: np.ndarray
-    embedded: np.ndarray
-
-
-def read_golden(case: str) -> Golden:
-    with np.load(FOLDER / f"{case}.npz") as arrays:
-        return Golden(**{name: arrays[name] for name in Golden._fields})
 
 
 def engine(case: str, **arguments: Any) -> Any:
@@ -83,6 +66,20 @@ def test_generates_what_hf_does_of_inputs_embeds(case: str) -> None:
     assert_same(known, ids)
 
 
+@pytest.mark.parametrize("case", ["granite", "gemma3"])
+def test_factors_are_rounded_as_those_of_tokens_are(case: str) -> None:
+    """In bfloat16, where Granite's embeddings come without their factor, and Gemma's with it."""
+    golden = read_golden(case)
+    tensors = read_tensors(case)
+    [table] = [tensor for name, tensor in tensors.items() if name.endswith("embed_tokens.weight")]
+    rows = table[golden.ids]
+    if case == "gemma3":
+        rows = rows * np.asarray(rows.shape[1] ** 0.5, rows.dtype)
+    with engine(case, dtype="bfloat16") as (llm, _):
+        outputs = [run(llm, [prompt])[0] for prompt in ({"prompt_embeds": rows}, {"prompt_token_ids": golden.ids})]
+    assert_same(*outputs)
+
+
 @pytest.fixture(scope="module")
 def llama() -> Iterator[tuple[LLM, RecordingScheduler]]:
     """An engine whose steps have 8 tokens, whose cache has room for two prompts of the longest kind."""
@@ -93,8 +90,6 @@ def llama() -> Iterator[tuple[LLM, RecordingScheduler]]:
 @pytest.fixture(scope="module")
 def table() -> np.ndarray:
     """The embeddings of all tokens of the Llama."""
-    from tests.models.tiny import read_tensors
-
     return read_tensors("llama3_tied")["model.embed_tokens.weight"].astype(np.float32)
 
 

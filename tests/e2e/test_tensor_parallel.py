@@ -17,7 +17,7 @@ from jaxllm import LLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.models import ModelSpecs, get_family
 from tests.e2e.adapter_data import CASES as ADAPTED
-from tests.e2e.tensor_parallel_runs import DEALT, FAMILIES, HEAD_CASES, MEDIA_CASES, QUANTIZED
+from tests.e2e.tensor_parallel_runs import DEALT, EMBEDS_CASES, FAMILIES, HEAD_CASES, MEDIA_CASES, QUANTIZED
 from tests.e2e.tiny_engine import TOLERANCE
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.loading.files import write_folder
@@ -142,6 +142,14 @@ def test_draft_heads_guess_as_hf_does(results: dict[str, Any], case: str) -> Non
     assert len(results["heads"][case]) == 3
     for pair in results["heads"][case]:
         assert pair["got"] == pair["expected"]
+
+
+@pytest.mark.parametrize("case", EMBEDS_CASES)
+def test_prompts_of_embeddings_equal_hf(results: dict[str, Any], case: str) -> None:
+    output = results["embeds"][case]
+    assert output["got"] == output["expected"]
+    assert output["error"] < TOLERANCE
+    assert output["is_same"]
 
 
 @pytest.mark.parametrize("case", MEDIA_CASES)
