@@ -62,8 +62,13 @@ class PromptMedia(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole_prompt(self) -> bool:
-        """Return whether the prompt is embeddings alone, and its token ids mean nothing."""
+        """Return whether the user's prompt is embeddings; a step of a beam search has tokens after them."""
         return bool(self.items) and self.items[0].modality == PROMPT_EMBEDS
+
+    @property
+    def num_embeds(self) -> int:
+        """Return the number of the prompt's first tokens that are embeddings, whose ids mean nothing."""
+        return sum(span.num_rows for item in self.items for span in item.spans) if self.is_whole_prompt else 0
 
 
 class Clip(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +102,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     """The front end's own name of the request, which it never gives to another one."""
     prompt_token_ids: list[int]
-    """0 for each token of a prompt of embeddings."""
+    """0 for each embedding of a prompt of embeddings."""
     sampling_params: SamplingParams
     """All are defaults in a request that is pooled, because nothing is sampled."""
     eos_token_id: int | None

@@ -45,8 +45,8 @@ class EmbedsPrompt(TypedDict):
     """A prompt as the embeddings of its tokens, for engines with enable_prompt_embeds=True."""
 
     prompt_embeds: Any
-    """An array [n, d] of floats, as the model's embedding layer in HF returns them for n tokens: of NumPy, JAX or torch;
-    or a safetensors file with one tensor, or a .npy file, in base64.
+    """An array [n, d] of floats, of NumPy, JAX or torch, as HF takes it for inputs_embeds; or a safetensors file with
+    one tensor, or a .npy file, in base64.
     """
     prompt: NotRequired[str]
     """The text of the tokens, passed through to the output."""

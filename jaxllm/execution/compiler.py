@@ -564,8 +564,7 @@ class StepCompiler:
 
     @property
     def media_width(self) -> int:
-        """Return the numbers of a row of the feature cache: of a prompt of embeddings, without towers; 0 for no cache.
-        """
+        """Return the numbers of a row of the feature cache, without towers those of an embedding; 0 for no cache."""
         if not self.model.towers:
             return self.model.config.hidden_size if self.config.takes_embeds else 0
         tower = next(iter(self.model.towers.values()))  # the rows of all have one width

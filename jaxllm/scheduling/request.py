@@ -73,11 +73,9 @@ class Request:
         self.pooled: list[Pooled] = []  # of the chunks so far, in order
         self.order = order
         """The place in line, which is unique: the smaller runs first and is preempted last."""
-        is_embeds = source.media is not None and source.media.is_whole_prompt
-        ids = array("i", (NO_TOKEN,)) * len(source.prompt_token_ids) if is_embeds else source.prompt_token_ids
-        self.token_ids = array("i", ids)
-        """int32, prompt and outputs; NO_TOKEN for the prompt's if it is embeddings, so that nothing takes them for
-        tokens."""
+        num_embeds = 0 if source.media is None else source.media.num_embeds
+        self.token_ids = array("i", (NO_TOKEN,)) * num_embeds + array("i", source.prompt_token_ids[num_embeds:])
+        """int32, prompt and outputs; NO_TOKEN for embeddings, so that nothing takes them for tokens."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.most_tokens = min(self.num_prompt_tokens + source.max_tokens, max_model_len)
         """The most tokens that it can have, prompt and outputs."""

@@ -27,7 +27,9 @@ class OnHost(AdapterLogitsProcessor):
 
 def resolve(case: str, **fields: Any) -> Any:
     arguments: dict[str, Any] = {"max_num_batched_tokens": 64, "load_format": "dummy", "enable_prompt_embeds": True}
-    return EngineArgs(str(media_folder(case) if case == "qwen2_vl" else folder(case)), **(arguments | fields)).create_engine_config()
+    return EngineArgs(
+        str(media_folder(case) if case == "qwen2_vl" else folder(case)), **(arguments | fields)
+    ).create_engine_config()
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +19,8 @@ import safetensors.numpy
 from jaxllm import LLM, RequestOutput, SamplingParams
 from jaxllm.engine.front.metrics import Counter
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.inputs import PromptType
+from jaxllm.sampling_params import BeamSearchParams
 from tests.e2e.embeds_goldens import CASES, read_golden
 from tests.e2e.tiny_engine import RecordingScheduler, tiny_llm
 from tests.models.tiny import BLOCK_SIZE, read_tensors
@@ -35,11 +37,8 @@ def engine(case: str, **arguments: Any) -> Any:
 
 def run(llm: LLM, prompts: Sequence[dict[str, Any]], **fields: Any) -> list[RequestOutput]:
     params: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "logprobs": -1, "ignore_eos": True}
-    return llm.generate(
-        list(prompts),  # pyright: ignore[reportArgumentType]
-        SamplingParams(**(params | {"detokenize": False} | fields)),
-        use_tqdm=False,
-    )
+    params |= {"detokenize": False} | fields
+    return llm.generate(cast("list[PromptType]", list(prompts)), SamplingParams(**params), use_tqdm=False)
 
 
 def logprobs_of(output: RequestOutput) -> np.ndarray:
@@ -160,9 +159,7 @@ def test_a_long_prompt_shares_the_parts_that_are_alike(table: np.ndarray) -> Non
         assert_same(got, wanted)
 
 
-def test_several_answers_and_a_search_of_one_prompt(
-    llama: tuple[LLM, RecordingScheduler], table: np.ndarray
-) -> None:
+def test_several_answers_to_one_prompt(llama: tuple[LLM, RecordingScheduler], table: np.ndarray) -> None:
     llm, _ = llama
     ids = draw(2, 37)
     sampled = {"temperature": 1.0, "seed": 3, "n": 3, "max_tokens": 5}
@@ -172,9 +169,7 @@ def test_several_answers_and_a_search_of_one_prompt(
     assert len({tuple(each.token_ids) for each in got.outputs}) > 1
 
 
-def test_a_repetition_penalty_counts_outputs_alone(
-    llama: tuple[LLM, RecordingScheduler], table: np.ndarray
-) -> None:
+def test_a_repetition_penalty_counts_outputs_alone(llama: tuple[LLM, RecordingScheduler], table: np.ndarray) -> None:
     """As in HF, where a prompt of inputs_embeds has no tokens to penalize."""
     llm, _ = llama
     prompts = [draw(seed, 60) for seed in range(12)]
@@ -199,6 +194,15 @@ def test_guesses_ahead_without_a_draft_model(table: np.ndarray, method: str) -> 
     for one, other in zip(got, expected, strict=True):
         assert_same(one, other)
     assert any(len(set(one.outputs[0].token_ids)) < 40 for one in got)  # something repeats
+
+
+def test_a_beam_search_begins_with_embeddings(llama: tuple[LLM, RecordingScheduler], table: np.ndarray) -> None:
+    ids, params = draw(3, 20), BeamSearchParams(beam_width=3, max_tokens=5)
+    prompts: Any = [{"prompt_token_ids": ids}, {"prompt_embeds": table[ids]}]
+    expected, got = llama[0].beam_search(prompts, params)
+    for one, other in zip(got.sequences, expected.sequences, strict=True):
+        assert one.tokens[20:] == other.tokens[20:]
+        assert one.cum_logprob == other.cum_logprob
 
 
 def test_arrays_of_all_kinds_and_files_in_base64(llama: tuple[LLM, RecordingScheduler], table: np.ndarray) -> None:
@@ -249,7 +253,9 @@ def test_refuses_to_score_prompts_of_embeddings(llama: tuple[LLM, RecordingSched
 
 
 def test_an_engine_without_the_option_refuses_them(table: np.ndarray) -> None:
-    with engine("llama3_tied", enable_prompt_embeds=False) as (llm, _):
-        with pytest.raises(VLLMValidationError, match="enable_prompt_embeds=True") as caught:
-            run(llm, [{"prompt_embeds": table[[5, 6]]}])
+    with (
+        engine("llama3_tied", enable_prompt_embeds=False) as (llm, _),
+        pytest.raises(VLLMValidationError, match="enable_prompt_embeds=True") as caught,
+    ):
+        run(llm, [{"prompt_embeds": table[[5, 6]]}])
     assert caught.value.parameter == "prompt_embeds"

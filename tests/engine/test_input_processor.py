@@ -68,7 +68,7 @@ def test_text_of_a_token_prompt_is_passed_through(tokenizer: Tokenizer) -> None:
         ({}, "needs 'prompt' or 'prompt_token_ids'", "prompt"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "'multi_modal_data' is not supported", "multi_modal_data"),
         ({"prompt_embeds": 1}, "'prompt_embeds' need an engine with enable_prompt_embeds", "prompt_embeds"),
-        ({"prompt_embeds": 1, "text_pair": "a"}, "'prompt_embeds' are the whole prompt: leave 'text_pair'", "text_pair"),
+        ({"prompt_embeds": 1, "text_pair": "a"}, "are the whole prompt: leave 'text_pair' out", "text_pair"),
         ({"prompt_embeds": 1, "prompt": 3}, "'prompt' must be a str", "prompt"),
         ({"prompt_embeds": 1, "cache_salt": ""}, "cache_salt", "cache_salt"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt", "cache_salt"),

@@ -119,8 +119,7 @@ class PromptEncoder:
         except MediaError as error:
             message = f"prompt_embeds: {str(error).removesuffix('.')}"
             raise refusal(label, message, "prompt_embeds", None) from error
-        num_tokens = sum(item.spans[0].num_rows for item in media.items)
-        return EncodedPrompt([0] * num_tokens, prompt.text, prompt.salt, media=media)
+        return EncodedPrompt([0] * media.num_embeds, prompt.text, prompt.salt, media=media)
 
     def _encode_media(
         self, prompt: ParsedPrompt, token_ids: list[int] | None, how: EncodeOptions, label: str

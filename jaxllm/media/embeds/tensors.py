@@ -69,7 +69,7 @@ def read_tensor(data: bytes) -> np.ndarray:
 
 
 def read_npy(data: bytes) -> np.ndarray:
-    """Return the array of a .npy file of numbers, never of objects. Raises MediaError, or what numpy's reader raises."""
+    """Return the array of a .npy file, never one of objects. Raises MediaError, or what numpy's reader raises."""
     stream = BytesIO(data)
     version = npy.read_magic(stream)
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
