@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.resolve.checkpoint_settings import find_family
 
 if TYPE_CHECKING:
-    from jaxllm.config.arguments import EngineArguments
     from jaxllm.models.family import Family
-    from jaxllm.resolve.resolve_pooling import Resolved
-    from jaxllm.sampling.processors import LogitsProcessor
+    from jaxllm.resolve.engine_config import EngineConfig
 
 _GUESSES_ALONE = ("ngram", "suffix")
 """The ways of guessing tokens without a draft model."""
 
 
-def check_prompt_embeds(
-    args: EngineArguments, resolved: Resolved, family: Family, processors: Sequence[LogitsProcessor | type]
-) -> None:
+def check_prompt_embeds(settled: EngineConfig) -> None:
     """Raise VLLMValidationError for an engine that is to take prompts of embeddings, and cannot."""
+    args = settled.args
     if not args.enable_prompt_embeds:
         return
-    config, speculative = resolved.model_config, args.speculation()
-    if resolved.runner_type != "generate":
+    config, speculative = settled.model_config, args.speculation()
+    if settled.runner_type != "generate":
         raise _refusal("is for models that generate")
     if config.towers:
         raise _refusal("is for models of text: load no tower, with language_model_only=True")
@@ -32,11 +29,11 @@ def check_prompt_embeds(
         raise _refusal(f"is for models without an encoder, and {config.architecture} has one")
     if any(layer.input_size for layer in config.layers):
         raise _refusal(f"is no use to {config.architecture}, whose layers look tokens up themselves")
-    if not _starts_with_embeddings(family):
+    if not _starts_with_embeddings(find_family(args.model, settled.hf_config)[1]):
         raise _refusal(f"is not there for {config.architecture}, which adds to embeddings before its first layer")
     if speculative is not None and speculative.drafter not in _GUESSES_ALONE:
         raise _refusal("does not go with a draft model: use method='ngram' or 'suffix'")
-    if any(isinstance(each, type) for each in processors):
+    if any(isinstance(each, type) for each in settled.logits_processors):
         raise _refusal("does not go with logits_processors that are classes: they look at the prompt's tokens")
 
 

@@ -66,6 +66,7 @@ def resolve(
     load_plugins()
     config = _settle(args, devices, checkpoint, disproved, usage_context, is_draft=False)
     refuse_head(config)
+    check_prompt_embeds(config)
     draft_args = draft_arguments(config)
     check_offloading(args, caches_prefixes=config.enable_prefix_caching, has_draft=draft_args is not None)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args, disproved))
@@ -85,7 +86,6 @@ def _settle(
     checkpoint = opened or _open(args)
     hf_config = settings.apply_overrides(checkpoint.config, args.hf_overrides)
     resolved = _resolve_model(args, checkpoint, hf_config)
-    check_prompt_embeds(args, resolved, settings.find_family(args.model, hf_config)[1], logits_processors)
     generation_config = settings.read_generation_config(args.generation_config, checkpoint)
     generation = args.generation_config, generation_config, args.override_generation_config
     max_model_len, can_shrink = resolve_max_model_len(args, resolved)

@@ -73,9 +73,8 @@ class Request:
         self.pooled: list[Pooled] = []  # of the chunks so far, in order
         self.order = order
         """The place in line, which is unique: the smaller runs first and is preempted last."""
-        num_embeds = 0 if source.media is None else source.media.num_embeds
-        self.token_ids = array("i", (NO_TOKEN,)) * num_embeds + array("i", source.prompt_token_ids[num_embeds:])
-        """int32, prompt and outputs; NO_TOKEN for embeddings, so that nothing takes them for tokens."""
+        self.token_ids = _prompt_ids(source)
+        """int32, prompt and outputs; NO_TOKEN for an embedding."""
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.most_tokens = min(self.num_prompt_tokens + source.max_tokens, max_model_len)
         """The most tokens that it can have, prompt and outputs."""
@@ -248,6 +247,13 @@ def waits_for_last_token(params: SamplingParams) -> bool:
 def needs_token_counts(params: SamplingParams) -> bool:
     """Return whether a penalty reads how often each token has occurred."""
     return bool(params.presence_penalty or params.frequency_penalty) or params.repetition_penalty != 1.0
+
+
+def _prompt_ids(source: EngineCoreRequest) -> array[int]:
+    """Return the ids of a prompt, int32, with NO_TOKEN for each embedding of one that begins with embeddings."""
+    ids, num_embeds = array("i", source.prompt_token_ids), 0 if source.media is None else source.media.num_embeds
+    ids[:num_embeds] = array("i", (NO_TOKEN,)) * num_embeds
+    return ids
 
 
 def _encode_salt(salt: str, adapter: int | None, clip: Clip | None) -> bytes:

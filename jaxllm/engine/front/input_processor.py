@@ -189,8 +189,8 @@ class InputProcessor:
         adapters = [self.check_adapter(each, f"lora_request[{i}]") for i, each in enumerate(named)]
         pools = any(isinstance(each, PoolingParams) for each in resolved)
         tokenized = self._prompts.encode(parsed, labels, tokenization_kwargs, pools=pools)
-        for prompt, each, name in zip(tokenized, resolved, labels, strict=True):
-            _check_scores(prompt, each, name)
+        for prompt, request_params, name in zip(tokenized, resolved, labels, strict=True):
+            _check_scores(prompt, request_params, name)
         lengths = [
             self._check_lengths(prompt.token_ids, each, name)
             for prompt, each, name in zip(tokenized, resolved, labels, strict=True)
