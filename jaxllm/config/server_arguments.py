@@ -64,6 +64,9 @@ class ServerArgs(UnsupportedServerArguments):
         False, Switch(), _FRONTEND, "have no server: with --node-rank above 0, where there is none anyway"
     )
     disable_fastapi_docs: bool = argument(False, Switch(), _FRONTEND, "have neither /docs nor /redoc nor /openapi.json")
+    enable_pull: bool = argument(
+        False, Switch(), _FRONTEND, "let clients download and delete models by Ollama's /api/pull and /api/delete"
+    )
     disable_page: bool = argument(False, Switch(), _FRONTEND, "have no page of status and chat at /")
     uds: str | None = argument(None, Text(), _FRONTEND, "path of a Unix socket to listen on instead of host and port")
     lora_modules: list[str] | None = argument(

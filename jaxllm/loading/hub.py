@@ -9,7 +9,7 @@ import glob
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,28 @@ _NUM_HEADER_THREADS = 8
 
 
 @dataclass(frozen=True, slots=True)
+class Download:
+    """A large file that is to be downloaded."""
+
+    digest: str
+    """Its SHA-256, in hexadecimal digits."""
+    num_bytes: int
+    blob: Path
+    """Where it is in the cache once it is whole."""
+
+    def num_done(self) -> int:
+        """Return how many of its bytes are here: all, or those of the download that goes on."""
+        if self.blob.exists():
+            return self.num_bytes
+        sizes: dict[float, int] = {0.0: 0}
+        for path in self.blob.parent.glob(f"{self.digest}*.incomplete"):
+            with suppress(FileNotFoundError):  # it has become the blob
+                status = path.stat()
+                sizes[status.st_mtime] = status.st_size
+        return min(sizes[max(sizes)], self.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class Repository:
     """A repository of the hub, as the user named it."""
 
@@ -66,11 +88,16 @@ class Repository:
     revision: str | None
     token: str | bool | None
     cache_dir: str | None
+    on_download: Callable[[Sequence[Download]], object] | None = None
+    """It is called with large files before they are downloaded, those too that are here already."""
 
     def download(self, patterns: Sequence[str], commit: str | None = None) -> Path:
         """Download the matching files and return their folder, whose name is the commit."""
         from huggingface_hub import snapshot_download
 
+        if self.on_download is not None and commit is not None:
+            with suppress(VLLMValidationError):  # without the hub all may be here
+                self.on_download(self._large(patterns, commit))
         with _translated_errors(self):
             return Path(
                 snapshot_download(
@@ -88,6 +115,19 @@ class Repository:
 
         with _translated_errors(self):
             return question(HfApi(token=self.token))
+
+    def _large(self, patterns: Sequence[str], commit: str) -> list[Download]:
+        """Return the matching files that the hub keeps by their digests, as it does large ones."""
+        from huggingface_hub import RepoFile, constants
+        from huggingface_hub.file_download import repo_folder_name
+        from huggingface_hub.utils import filter_repo_objects
+
+        cache = Path(self.cache_dir or constants.HF_HUB_CACHE).expanduser()
+        blobs = cache / repo_folder_name(repo_id=self.name, repo_type="model") / "blobs"
+        tree = self.ask(lambda api: list(api.list_repo_tree(self.name, recursive=True, revision=commit)))
+        files = {file.path: file.lfs for file in tree if isinstance(file, RepoFile)}
+        wanted = (files[path] for path in filter_repo_objects(files, allow_patterns=list(patterns)))
+        return [Download(lfs.sha256, lfs.size, blobs / lfs.sha256) for lfs in wanted if lfs is not None]
 
     def files(self, commit: str) -> list[str]:
         """List all files of one commit."""

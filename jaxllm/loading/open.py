@@ -16,7 +16,7 @@ from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint
 from jaxllm.loading.gguf.checkpoint import GGUFCheckpoint
 from jaxllm.loading.gguf.split_files import first_parts, is_vision_file, part_names, vision_files
-from jaxllm.loading.hub import SMALL_FILES, HubCheckpoint, Repository
+from jaxllm.loading.hub import SMALL_FILES, Download, HubCheckpoint, Repository
 from jaxllm.loading.mistral.checkpoint import MistralCheckpoint
 from jaxllm.loading.mistral.config import PARAMS_NAME
 from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME
@@ -56,13 +56,15 @@ def open_checkpoint(
     token: str | bool | None = None,
     download_dir: str | None = None,
     check_config: _CheckConfig | None = None,
+    on_download: Callable[[Sequence[Download]], object] | None = None,
     sees: bool = True,
 ) -> Checkpoint:
     """Open `model`: a folder, a .gguf file, or a hub id ("org/name", "org/name:Q4_K_M" for one GGUF file of many).
 
-    `check_config` is called before any weight file is opened; a .gguf file holds its own config. Without `sees` a GGUF
-    model is opened without the file of its vision tower. Raises VLLMValidationError if the model cannot be found or
-    read, or if the load format is not supported.
+    `check_config` is called before any weight file is opened; a .gguf file holds its own config. `on_download` is
+    called with large files of the hub before they are downloaded. Without `sees` a GGUF model is opened without the
+    file of its vision tower. Raises VLLMValidationError if the model cannot be found or read, or if the load format is
+    not supported.
     """
     if load_format not in LOAD_FORMATS:
         raise VLLMValidationError(
@@ -73,7 +75,7 @@ def open_checkpoint(
         )
     path = local_path(model)
     if path is None:
-        repository = Repository(model.partition(":")[0], revision, token, download_dir)
+        repository = Repository(model.partition(":")[0], revision, token, download_dir, on_download)
         checkpoint = _open_hub(model, repository, load_format=load_format, check_config=check_config, sees=sees)
     elif path.is_dir():
         checkpoint = _open_folder(path, load_format=load_format, check_config=check_config, sees=sees)

@@ -127,6 +127,7 @@ ROOMS = (
     "jaxllm.sampling",
     "jaxllm.execution",
     "jaxllm.resolve",
+    "jaxllm.hub",
     "jaxllm.selfcheck",
     "jaxllm.engine.transport",
     "jaxllm.engine.core",

@@ -192,7 +192,7 @@ def test_an_empty_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     [
         ("org/lama", "near it are org/llama, org/llama-chat."),
         ("LLAMA", "near it are org/llama, org/llama-chat."),
-        ("org/llama:Q4_K_M", "near it are org/llama, org/llama-chat."),
+        ("org/lama:Q4_K_M", "near it are org/llama, org/llama-chat."),
         ("zzzzzz", "`jaxllm list` shows what there is"),
     ],
 )
@@ -201,7 +201,7 @@ def test_rm_names_near_models(name: str, words: str, tmp_path: Path, capsys: pyt
         put(tmp_path, known, COMMIT, {"config.json": LLAMA})
     assert main(["rm", name, "-y", "--download-dir", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert f"there is no model {name!r}" in err
+    assert f"there is no model {name.partition(':')[0]!r}" in err
     assert words in err
     assert len(listed(capsys, tmp_path)) == 3
 
@@ -251,6 +251,44 @@ def test_rm_of_one_revision(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*words, "main"]) == 0
     assert not (tmp_path / "models--org--llama").exists()
     assert (tmp_path / "models--else--llama" / "snapshots" / OLD / "config.json").is_file()
+
+
+def test_rm_of_one_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    parts = {f"big.Q2_K-0000{number}-of-00002.gguf": bytes([number]) for number in (1, 2)}
+    files = {"m.Q4_K_M.gguf": b"four", "m.Q8_0.gguf": b"eight", "mmproj.gguf": b"sight", **parts}
+    folder = put(tmp_path, "org/gguf", COMMIT, files)
+    put(tmp_path, "org/llama", COMMIT, {"config.json": LLAMA})
+    words = ["-y", "--download-dir", str(tmp_path)]
+    for name, problem in (
+        ("org/gguf:m.Q", "expected one GGUF file, the cache has: big.Q2_K-00001-of-00002.gguf, m.Q4_K_M.gguf"),
+        ("org/gguf:Q5", "expected one GGUF file"),
+        ("org/llama:Q4", "has no GGUF file"),
+    ):
+        assert main(["rm", name, *words]) == 2
+        assert problem in capsys.readouterr().err
+    assert main(["rm", "org/gguf:q4_k_m", *words]) == 0
+    assert capsys.readouterr().out.startswith(f"deleted org/gguf:q4_k_m ({COMMIT}): freed 0.00 GiB")
+    assert main(["rm", "org/gguf:q2_k", *words]) == 0
+    assert {path.name for path in (folder / "snapshots" / COMMIT).iterdir()} == {"m.Q8_0.gguf", "mmproj.gguf"}
+    assert sorted(path.read_bytes() for path in (folder / "blobs").iterdir()) == [b"eight", b"sight"]
+
+
+def test_rm_of_a_gguf_file_that_another_revision_has(tmp_path: Path):
+    for commit, ref in ((COMMIT, "main"), (OLD, "v1")):
+        folder = put(tmp_path, "org/gguf", commit, {"m.Q4_K_M.gguf": b"four", "m.Q8_0.gguf": b"eight"}, ref)
+
+    def left(commit: str) -> set[bytes]:
+        snapshot = folder / "snapshots" / commit
+        return {path.read_bytes() for path in snapshot.iterdir()} if snapshot.exists() else set()
+
+    words = ["-y", "--download-dir", str(tmp_path), "--revision"]
+    assert main(["rm", "org/gguf:Q4_K_M", *words, "v1"]) == 0
+    assert (left(COMMIT), left(OLD)) == ({b"four", b"eight"}, {b"eight"})
+    assert main(["rm", "org/gguf:Q4_K_M", *words, "main"]) == 0
+    assert main(["rm", "org/gguf:Q8_0", *words, "main"]) == 0
+    assert (left(COMMIT), left(OLD)) == (set(), {b"eight"})
+    assert not (folder / "snapshots" / COMMIT).exists()
+    assert [path.read_bytes() for path in (folder / "blobs").iterdir()] == [b"eight"]
 
 
 def test_the_commands_load_the_hub_s_library_late():

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from jaxllm.cli.hub.cached import GIB, Ability, Cache, CachedModel, add_cache_flag, find_abilities
+from jaxllm.cli.hub.cache_flag import add_cache_flag
+from jaxllm.hub.cache import GIB, Ability, Cache, CachedModel, find_abilities
 from jaxllm.utils.streams import say, show
 
 _HEAD = ("NAME", "REVISION", "GiB", "LAST USED", "RUNS")

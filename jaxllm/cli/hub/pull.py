@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from jaxllm.cli.hub.cached import GIB, Cache, add_cache_flag
-from jaxllm.exceptions import VLLMValidationError
+from jaxllm.cli.hub.cache_flag import add_cache_flag
+from jaxllm.hub.cache import GIB, Cache
 from jaxllm.utils.streams import show
 
 
@@ -31,24 +31,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Download the model, print its size and folder, and return the exit status."""
-    from jaxllm.config.plugins import load_plugins
-    from jaxllm.loading.open import local_path, open_checkpoint
-    from jaxllm.resolve.checkpoint_settings import find_family
+    from jaxllm.hub.pull import pull
 
-    if local_path(args.name) is not None:
-        message = f"{args.name!r} is a folder or file here, which engines read as it is: there is nothing to download."
-        raise VLLMValidationError(message, parameter="model", value=args.name)
-    load_plugins()
-    checkpoint = open_checkpoint(
+    pull(
         args.name,
-        load_format=args.load_format,
         revision=args.revision,
+        load_format=args.load_format,
         token=args.hf_token,
         download_dir=args.download_dir,
-        check_config=lambda config: find_family(args.name, config),
     )
-    checkpoint.fetch()
-    find_family(args.name, checkpoint.config)  # a GGUF file has its config in it
     repository = args.name.partition(":")[0]
     for model in Cache(args.download_dir).models():
         if model.name == repository and model.is_at(args.revision or "main"):

@@ -7,8 +7,9 @@ import difflib
 import sys
 from typing import Any
 
-from jaxllm.cli.hub.cached import GIB, Cache, CachedModel, add_cache_flag
+from jaxllm.cli.hub.cache_flag import add_cache_flag
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.hub.cache import GIB, Cache, CachedModel
 from jaxllm.utils.streams import say, show
 
 _NUM_NEAR = 5
@@ -21,11 +22,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         "rm",
         help="delete a downloaded model",
-        description="Delete a model from the hub's cache: all its revisions, or one. It asks first.",
+        description="Delete a model from the hub's cache: all its revisions, one, or one GGUF file. It asks first.",
         epilog="Exit status: 0 deleted, 1 not deleted, 2 misuse.",
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", help="hub id, as `jaxllm list` shows it")
+    parser.add_argument(
+        "name", metavar="NAME", help="hub id, as `jaxllm list` shows it; ORG/NAME:QUANT for that GGUF file alone"
+    )
     parser.add_argument("--revision", metavar="REV", help="only this branch, tag or commit")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
     add_cache_flag(parser)
@@ -35,19 +38,18 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Delete the model, print what this has freed, and return the exit status."""
-    cache = Cache(args.download_dir)
-    models = _find(cache, args.name, args.revision)
-    strategy, num_bytes = cache.plan_removal(args.name, models)
-    revisions = ", ".join(model.revision for model in models)
-    if not args.yes and not _agreed(f"delete {args.name} ({revisions}) and free {num_bytes / GIB:.2f} GiB?"):
+    from jaxllm.hub.removal import plan_removal
+
+    cache, (name, _, quant) = Cache(args.download_dir), args.name.partition(":")
+    removal = plan_removal(cache, name, _find(cache, name, args.revision), quant)
+    revisions = ", ".join(removal.revisions)
+    if not args.yes and not _agreed(f"delete {args.name} ({revisions}) and free {removal.num_bytes / GIB:.2f} GiB?"):
         say("nothing is deleted")
         return 1
-    strategy.execute()
-    left = [path for path in (*strategy.repos, *strategy.snapshots, *strategy.blobs) if path.exists()]
-    if left:
-        say(f"jaxllm: error: {left[0]} cannot be deleted.")
+    if (left := removal.execute()) is not None:
+        say(f"jaxllm: error: {left} cannot be deleted.")
         return 1
-    show(f"deleted {args.name} ({revisions}): freed {num_bytes / GIB:.2f} GiB")
+    show(f"deleted {args.name} ({revisions}): freed {removal.num_bytes / GIB:.2f} GiB")
     return 0
 
 
@@ -71,7 +73,7 @@ def _find(cache: Cache, name: str, revision: str | None) -> list[CachedModel]:
 def _near(name: str, known: list[str]) -> list[str]:
     """Return the names that are like one, or contain it, the nearest first."""
     folded = {each.lower(): each for each in known}
-    wanted = name.lower().partition(":")[0]
+    wanted = name.lower()
     alike = difflib.get_close_matches(wanted, folded, n=_NUM_NEAR, cutoff=_ALIKE)
     holding = [each for each in folded if wanted in each]
     return [folded[each] for each in dict.fromkeys((*holding, *alike))][:_NUM_NEAR]

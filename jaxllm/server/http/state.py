@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -49,6 +50,8 @@ class ServerLoad:
 class ServerState(Protocol):
     """The attributes of `app.state` that all routes share, under vLLM's names where it has them."""
 
+    args: argparse.Namespace
+    """All arguments, the engine's too."""
     server_args: ServerArgs
     engine_client: AsyncLLM
     load: ServerLoad

@@ -212,6 +212,30 @@ class OllamaShowRequest(msgspec.Struct, kw_only=True):
     """The older name of `model`."""
 
 
+class OllamaPullRequest(msgspec.Struct, kw_only=True):
+    """The request of `/api/pull`."""
+
+    model: str | None = None
+    name: str | None = None
+    """The older name of `model`."""
+    stream: bool | None = None
+    """By default true."""
+    insecure: bool | None = None
+    """It has no effect: the hub is asked as its library's variables say."""
+
+
+class OllamaPullStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of a download, or the answer to one that is not streamed."""
+
+    status: str
+    digest: str | UnsetType = UNSET
+    """The file's, as "sha256:" and hexadecimal digits."""
+    total: int | UnsetType = UNSET
+    """The file's bytes."""
+    completed: int | UnsetType = UNSET
+    """Those that are here."""
+
+
 class OllamaError(msgspec.Struct, frozen=True):
     """The body of an error answer."""
 

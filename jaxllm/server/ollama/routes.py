@@ -23,10 +23,13 @@ from jaxllm.server.ollama.protocol import (
     OllamaError,
     OllamaGenerateRequest,
     OllamaModels,
+    OllamaPullRequest,
+    OllamaPullStatus,
     OllamaShow,
     OllamaShowRequest,
     OllamaVersion,
 )
+from jaxllm.server.ollama.pulls import check_enabled
 from jaxllm.server.ollama.serving import OllamaServing
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.pooling.serving import PooledServing
@@ -51,12 +54,15 @@ def routes(serving: Callable[[], OllamaServing]) -> list[Route]:
     chat = endpoint(answer_chat, OllamaAnswer, OllamaChatRequest, OllamaAnswer, runs_model=True)
     generate = endpoint(answer_prompt, OllamaAnswer, OllamaGenerateRequest, OllamaAnswer, runs_model=True)
     embed = endpoint(embed_texts, OllamaEmbedAnswer, OllamaEmbedRequest, runs_model=True)
+    pull = endpoint(pull_model, OllamaPullStatus, OllamaPullRequest, OllamaPullStatus)
     embed_one = endpoint(embed_prompt, OllamaEmbedding, OllamaEmbeddingRequest, runs_model=True)
     return [
         Route("/api/version", endpoint(show_version, OllamaVersion, takes_json=False), methods=["GET"]),
         Route("/api/tags", endpoint(list_models, OllamaModels, takes_json=False), methods=["GET"]),
         Route("/api/ps", endpoint(list_running, OllamaModels, takes_json=False), methods=["GET"]),
         Route("/api/show", endpoint(show_model, OllamaShow, OllamaShowRequest), methods=["POST"]),
+        Route("/api/pull", pull, methods=["POST"]),
+        Route("/api/delete", endpoint(delete_model, None, OllamaShowRequest), methods=["DELETE"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
@@ -83,6 +89,22 @@ async def show_model(serving: OllamaServing, call: Call) -> Reply:
     """Describe the model for Ollama's clients."""
     request = await decode_request(call.body, OllamaShowRequest, {})
     return Reply.json(serving.show(request.model or request.name or ""))
+
+
+async def pull_model(serving: OllamaServing, call: Call) -> Reply:
+    """Download a model from the hub, for a later server."""
+    check_enabled(call.state.server_args.enable_pull)
+    request = await decode_request(call.body, OllamaPullRequest, {})
+    answer = await serving.pull(request, call.state.args)
+    return Reply.json(answer) if isinstance(answer, OllamaPullStatus) else Reply(answer, content_type=LINES)
+
+
+async def delete_model(serving: OllamaServing, call: Call) -> Reply:
+    """Delete a downloaded model."""
+    check_enabled(call.state.server_args.enable_pull)
+    request = await decode_request(call.body, OllamaShowRequest, {})
+    await serving.delete(request.model or request.name or "", call.state.args)
+    return Reply(b"")
 
 
 async def answer_chat(serving: OllamaServing, call: Call) -> Reply:

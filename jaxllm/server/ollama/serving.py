@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
+from jaxllm.hub.pull import PullEvent, PullRequest
 from jaxllm.media.content_parts import read_media_part
 from jaxllm.params.checks import shown
 from jaxllm.server.http.caller import Caller
@@ -34,8 +37,11 @@ from jaxllm.server.ollama.protocol import (
     OllamaModel,
     OllamaModels,
     OllamaOptions,
+    OllamaPullRequest,
+    OllamaPullStatus,
     OllamaShow,
 )
+from jaxllm.server.ollama.pulls import Pulls, hub_name
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.model_tasks import supported
 from jaxllm.server.openai.prompt_fields import renamed
@@ -48,6 +54,7 @@ from jaxllm.utils.async_utils import threaded_if_long
 
 _LATEST = ":latest"
 _FOREVER = "9999-12-31T23:59:59Z"
+_DIGEST_LETTERS = 12
 _FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 """Ollama's names of float types."""
 _NAMES = {
@@ -72,6 +79,7 @@ class OllamaServing:
         """Answer by way of `chat`, and of `embedding` if the model makes embeddings."""
         self._chat, self._embedding = chat, embedding
         self._started = datetime.now(UTC).isoformat()
+        self._pulls = Pulls()
 
     def known(self, name: str) -> str:
         """Return the model's name on this server: Ollama's clients may add a tag. Raises what `models.check` does."""
@@ -173,6 +181,32 @@ class OllamaServing:
         """Return the model's names, as `/api/ps` lists them: it is always loaded."""
         longest = self._chat.engine_client.model_config.max_model_len
         return OllamaModels([self._model(card.id, (_FOREVER, longest)) for card in self._chat.models.show().data])
+
+    async def pull(
+        self, request: OllamaPullRequest, args: argparse.Namespace
+    ) -> OllamaPullStatus | AsyncGenerator[bytes, None]:
+        """Download a model into the hub's cache; the lines of a stream tell how far it has come.
+
+        Raises VLLMValidationError for what is no name on the hub, and unless it is streamed for what cannot be had.
+        """
+        name, token = hub_name(request.model or request.name or ""), getattr(args, "hf_token", None)
+        events = self._pulls.follow(PullRequest(name, token, getattr(args, "download_dir", None)))
+        if request.stream is not False:
+            return _pull_lines(events)
+        async with aclosing(events):
+            async for event in events:
+                if event.stage == "failed":
+                    raise VLLMValidationError(event.error, parameter="model", value=name)
+        return OllamaPullStatus(status="success")
+
+    async def delete(self, name: str, args: argparse.Namespace) -> None:
+        """Delete a model from the hub's cache. Raises as `Pulls.delete` does."""
+        config = self._chat.engine_client.model_config
+        draft = getattr(args, "speculative_config", None)
+        served = [config.model, config.tokenizer, *(card.root for card in self._chat.models.show().data)]
+        if isinstance(draft, dict) and draft.get("model"):
+            served.append(draft["model"])
+        await self._pulls.delete(hub_name(name), getattr(args, "download_dir", None), served)
 
     def _model(self, name: str, loaded: tuple[str, int] | None = None) -> OllamaModel:
         """Return the entry of a name, for `/api/ps` with its expiry and context length."""
@@ -340,3 +374,27 @@ def _calls(calls: Any, first: int) -> list[dict[str, Any]]:
             raise VLLMValidationError(text, parameter="messages")
         tool_calls.append({"id": call.get("id") or f"call_{first}_{j}", "type": "function", "function": function})
     return tool_calls
+
+
+async def _pull_lines(events: AsyncGenerator[PullEvent, None]) -> AsyncGenerator[bytes, None]:
+    """Yield the lines of a download. An error is the last one."""
+    async with aclosing(events):
+        yield encode_line(OllamaPullStatus(status="pulling manifest"))
+        async for event in events:
+            match event.stage:
+                case "download":
+                    yield encode_line(
+                        OllamaPullStatus(
+                            status=f"pulling {event.digest[:_DIGEST_LETTERS]}",
+                            digest=f"sha256:{event.digest}",
+                            total=event.num_bytes,
+                            completed=event.num_done,
+                        )
+                    )
+                case "verify":
+                    yield encode_line(OllamaPullStatus(status="verifying sha256 digest"))
+                case "done":
+                    yield encode_line(OllamaPullStatus(status="writing manifest"))
+                    yield encode_line(OllamaPullStatus(status="success"))
+                case "failed":
+                    yield encode_line(OllamaError(event.error))

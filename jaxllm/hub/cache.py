@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.utils.streams import say
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy, HFCacheInfo
+    from huggingface_hub import CachedFileInfo, CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy, HFCacheInfo
 
 GIB = 2**30
 _ADAPTER_NAME = "adapter_config.json"
@@ -83,6 +82,11 @@ class Cache:
         models = [_cached(repo, revision) for repo in self._repos() for revision in repo.revisions]
         return sorted(models, key=lambda model: (model.name, not model.refs, model.revision))
 
+    def files(self, model: CachedModel) -> list[CachedFileInfo]:
+        """Return the files of a revision."""
+        revisions = (each for repo in self._repos() if repo.repo_id == model.name for each in repo.revisions)
+        return [file for each in revisions if each.commit_hash == model.revision for file in each.files]
+
     def unfinished(self) -> dict[str, int]:
         """Return the bytes of unfinished downloads by repository, for those that have any."""
         sizes = {repo.repo_id: _unfinished_bytes(repo) for repo in self._repos()}
@@ -100,11 +104,6 @@ class Cache:
     def _repos(self) -> list[CachedRepoInfo]:
         repos = [] if self._info is None else self._info.repos
         return [repo for repo in repos if repo.repo_type == "model"]
-
-
-def add_cache_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that engines have for another cache folder."""
-    parser.add_argument("--download-dir", metavar="DIR", help="where hub files are kept; default: the hub's cache")
 
 
 def find_abilities(models: Sequence[CachedModel]) -> list[Ability]:

@@ -1,0 +1,1 @@
+"""Models in the hub's cache: what is there, how more is downloaded, and how it is deleted."""
