@@ -93,8 +93,8 @@ class _Download:
                     event = msgspec.json.decode(line, type=PullEvent)
                     if event.stage in ("done", "failed"):
                         last = event
-                    else:
-                        self._hand_on(event)
+                        break
+                    self._hand_on(event)
         except Exception:
             logger.exception("the download of %s has failed", self._request.name)
         self._hand_on(last)
