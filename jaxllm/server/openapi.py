@@ -91,12 +91,15 @@ def _operation(
             for name in route.param_convertors
         ]
     if types is not None:
-        content = {"application/json": {"schema": _any_of(types.response, schema)}}
+        content: dict[str, Any] = {}
+        if several(types.response):
+            content["application/json"] = {"schema": _any_of(types.response, schema)}
         if types.has_text:
             content["text/plain"] = {"schema": {"type": "string"}}
         if types.event is not None:  # a schema would describe the whole stream, which is impossible
             content[types.streams] = {"x-event": _any_of(types.event, schema)}
-        success["content"] = content
+        if content:
+            success["content"] = content
         if types.request is not None:
             body = {endpoint.body_kind: {"schema": schema(types.request)}}
             operation["requestBody"] = {"required": True, "content": body}

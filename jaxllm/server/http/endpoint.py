@@ -111,7 +111,7 @@ class Types(NamedTuple):
     """The types of a route's request and answers, for the OpenAPI document."""
 
     response: Any
-    """A tuple if there are several types of answers."""
+    """A tuple if there are several types of answers, or none: the answer is then empty."""
     request: Any = None
     event: Any = None
     """One event of the stream that the route can answer with instead; a tuple if there are several types."""

@@ -62,7 +62,7 @@ def routes(serving: Callable[[], OllamaServing]) -> list[Route]:
         Route("/api/ps", endpoint(list_running, OllamaModels, takes_json=False), methods=["GET"]),
         Route("/api/show", endpoint(show_model, OllamaShow, OllamaShowRequest), methods=["POST"]),
         Route("/api/pull", pull, methods=["POST"]),
-        Route("/api/delete", endpoint(delete_model, None, OllamaShowRequest), methods=["DELETE"]),
+        Route("/api/delete", endpoint(delete_model, (), OllamaShowRequest), methods=["DELETE"]),
         Route("/api/chat", chat, methods=["POST"]),
         Route("/api/generate", generate, methods=["POST"]),
         Route("/api/embed", embed, methods=["POST"]),
