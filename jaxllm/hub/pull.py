@@ -9,14 +9,14 @@ import contextlib
 import hashlib
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import msgspec
 
 from jaxllm.config.plugins import load_plugins
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.hub import Download
+from jaxllm.loading.hub import Download, blobs_folder
 from jaxllm.loading.open import local_path, open_checkpoint
 from jaxllm.resolve.checkpoint_settings import find_family
 from jaxllm.utils.child_process import receive
@@ -77,6 +77,13 @@ def pull(
     find_family(name, checkpoint.config)  # a GGUF file has its config in it
 
 
+def drop_partial(request: PullRequest, digests: Iterable[str]) -> None:
+    """Delete what a download that was ended has left of files, by their digests."""
+    blobs = blobs_folder(request.name.partition(":")[0], request.download_dir)
+    for digest in digests:
+        Download(digest, 0, blobs / digest).drop_partial()
+
+
 class _Reporter:
     """Reports how far downloads have come, from a thread."""
 
@@ -97,6 +104,7 @@ class _Reporter:
                 if download not in self._shown:
                     self._shown[download] = -1
                     if not download.blob.exists():
+                        download.drop_partial()
                         self._fresh.append(download)
         self._look()
 

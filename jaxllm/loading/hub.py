@@ -5,6 +5,7 @@ The offline switch, cache folder, token and endpoint follow the hub library's ow
 
 from __future__ import annotations
 
+import errno
 import glob
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,9 @@ SMALL_FILES = (
 )
 """The small files that opening downloads: no code, and no weights, except those of BGE-M3's heads (2 MB)."""
 _NUM_HEADER_THREADS = 8
+_LOCK_SECONDS = 0.2
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)
+"""The errors of a disk that is full, or not to be written to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,28 @@ class Download:
                 status = path.stat()
                 sizes[status.st_mtime] = status.st_size
         return min(sizes[max(sizes)], self.num_bytes)
+
+    def drop_partial(self) -> None:
+        """Delete what downloads of it that were cut off have left: the hub library goes on with none of that. Nothing
+        is deleted while a program downloads it.
+        """
+        from huggingface_hub.utils import WeakFileLock
+
+        repository = self.blob.parent.parent
+        lock = repository.parent / ".locks" / repository.name / f"{self.digest}.lock"
+        if lock.exists():
+            with suppress(OSError), WeakFileLock(lock, timeout=_LOCK_SECONDS):
+                for path in self.blob.parent.glob(f"{self.digest}.*.incomplete"):
+                    path.unlink(missing_ok=True)
+
+
+def blobs_folder(name: str, cache_dir: str | None) -> Path:
+    """Return the folder of the cache that has the contents of a repository's files."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    cache = Path(cache_dir or constants.HF_HUB_CACHE).expanduser()
+    return cache / repo_folder_name(repo_id=name, repo_type="model") / "blobs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +144,10 @@ class Repository:
 
     def _large(self, patterns: Sequence[str], commit: str) -> list[Download]:
         """Return the matching files that the hub keeps by their digests, as it does large ones."""
-        from huggingface_hub import RepoFile, constants
-        from huggingface_hub.file_download import repo_folder_name
+        from huggingface_hub import RepoFile
         from huggingface_hub.utils import filter_repo_objects
 
-        cache = Path(self.cache_dir or constants.HF_HUB_CACHE).expanduser()
-        blobs = cache / repo_folder_name(repo_id=self.name, repo_type="model") / "blobs"
+        blobs = blobs_folder(self.name, self.cache_dir)
         tree = self.ask(lambda api: list(api.list_repo_tree(self.name, recursive=True, revision=commit)))
         files = {file.path: file.lfs for file in tree if isinstance(file, RepoFile)}
         wanted = (files[path] for path in filter_repo_objects(files, allow_patterns=list(patterns)))
@@ -250,6 +274,8 @@ def _translated_errors(repository: Repository) -> Iterator[None]:
     except VLLMValidationError:
         raise
     except Exception as error:  # the HTTP client below the hub library may be any
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE:
+            raise _error(name, f"its files cannot be written to the cache: {error}") from error
         raise _error(name, f"the hub did not give it: {type(error).__name__}: {error}") from error
 
 

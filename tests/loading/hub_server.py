@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -27,6 +27,8 @@ class HubServer(ThreadingHTTPServer):
         """One (method, path, bytes of the answer) per request."""
         self.wrong_digests: dict[str, str] = {}
         """By path, a digest that is told in place of a file's."""
+        self.held: dict[str, threading.Event] = {}
+        """By path, what the second half of a file waits for that is asked for whole."""
 
     @property
     def url(self) -> str:
@@ -110,9 +112,11 @@ class _Handler(BaseHTTPRequestHandler):
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers["Range"] or "")
             if wanted:
                 data = data[int(wanted[1]) : int(wanted[2]) + 1 if wanted[2] else None]
-            self._send(206 if wanted else 200, data, headers)
+            self._send(206 if wanted else 200, data, headers, None if wanted else self.hub.held.get(path))
 
-    def _send(self, status: int, data: bytes, headers: Mapping[str, str] | None = None) -> None:
+    def _send(
+        self, status: int, data: bytes, headers: Mapping[str, str] | None = None, held: threading.Event | None = None
+    ) -> None:
         sent = 0 if self.command == "HEAD" else len(data)
         self.hub.requests.append((self.command, self.path.partition("?")[0], sent))
         self.send_response(status)
@@ -121,5 +125,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
+        half = len(data) // 2 if held is not None else 0
         if sent:
-            self.wfile.write(data)
+            self.wfile.write(data[:half])
+            if held is not None:
+                held.wait()
+            with suppress(ConnectionError):  # a killed client
+                self.wfile.write(data[half:])

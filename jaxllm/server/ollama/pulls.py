@@ -10,12 +10,13 @@ import subprocess
 import threading
 from collections.abc import AsyncGenerator, Iterable
 from http import HTTPStatus
+from pathlib import Path
 
 import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.hub.cache import Cache
-from jaxllm.hub.pull import MODULE, PullEvent, PullRequest
+from jaxllm.hub.pull import MODULE, PullEvent, PullRequest, drop_partial
 from jaxllm.hub.removal import plan_removal
 from jaxllm.params.checks import shown
 from jaxllm.server.http.errors import RequestFailedError
@@ -95,6 +96,8 @@ class _Download:
                         last = event
                         break
                     self._hand_on(event)
+            if last.stage == "failed":
+                drop_partial(self._request, list(self._files))
         except Exception:
             logger.exception("the download of %s has failed", self._request.name)
         self._hand_on(last)
@@ -146,20 +149,27 @@ class Pulls:
         Raises RequestFailedError, 404, for one that is not there, VLLMValidationError for one of `served`, for one that
         is being downloaded, and if it cannot be deleted.
         """
+        served = list(served)
         if any(is_part(name, each) for each in served):
             raise VLLMValidationError(f"model {name!r} is being served.", parameter="model", value=name)
         if any(is_part(name, each.name) or is_part(each.name, name) for each in self._downloads):
             raise VLLMValidationError(f"model {name!r} is being downloaded.", parameter="model", value=name)
-        await asyncio.to_thread(_delete, name, download_dir)
+        await asyncio.to_thread(_delete, name, download_dir, served)
 
 
-def _delete(name: str, download_dir: str | None) -> None:
+def _delete(name: str, download_dir: str | None, served: Iterable[str]) -> None:
     repository, _, quant = name.partition(":")
     cache = Cache(download_dir)
     models = [model for model in cache.models() if model.name == repository]
     if not models:
         raise RequestFailedError(HTTPStatus.NOT_FOUND, f"model {name!r} not found")
-    removal = plan_removal(cache, repository, models, quant)
+    folder = models[0].path.parents[1].resolve()
+    if any(Path(each).resolve().is_relative_to(folder) for each in served):
+        raise VLLMValidationError(f"model {name!r} is being served.", parameter="model", value=name)
+    try:
+        removal = plan_removal(cache, repository, models, quant)
+    except VLLMValidationError as error:  # it has other GGUF files
+        raise RequestFailedError(HTTPStatus.NOT_FOUND, str(error)) from error
     if removal.execute() is not None:
         raise VLLMValidationError(f"model {name!r} cannot be deleted: its files stay.", parameter="model", value=name)
     logger.info("deleted %s: freed %d bytes", name, removal.num_bytes)

@@ -201,6 +201,8 @@ class OllamaServing:
 
     async def delete(self, name: str, args: argparse.Namespace) -> None:
         """Delete a model from the hub's cache. Raises as `Pulls.delete` does."""
+        if name.removesuffix(_LATEST) in (card.id.removesuffix(_LATEST) for card in self._chat.models.show().data):
+            raise VLLMValidationError(f"model {name!r} is being served.", parameter="model", value=name)
         config = self._chat.engine_client.model_config
         draft = getattr(args, "speculative_config", None)
         served = [config.model, config.tokenizer, *(card.root for card in self._chat.models.show().data)]

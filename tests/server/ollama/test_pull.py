@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import hashlib
+import http.client
 import json
+import resource
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.hub.pull import PullEvent, PullRequest
 from jaxllm.server.ollama import pulls
 from jaxllm.server.ollama.pulls import Pulls, hub_name, is_part
-from tests.cli.test_hub_commands import GGUF, REPOSITORIES, WEIGHTS, put
+from tests.cli.test_hub_commands import GGUF, LLAMA, REPOSITORIES, WEIGHTS, put
 from tests.loading.hub_server import COMMIT, HubServer, serving
 from tests.server.support import Served, served
 
@@ -118,12 +124,121 @@ def test_a_damaged_file_is_not_kept(server: Served, cache: Path, hub: HubServer)
 
 
 def test_what_is_served_is_not_deleted(server: Served, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(cache, "org/served", COMMIT, {"config.json": b"{}"})
-    config = server.llm.front.ready.vllm_config.model_config
-    monkeypatch.setattr(config, "tokenizer", "org/served")
-    answer = server.ask("DELETE", "/api/delete", {"model": "ORG/served"})
-    assert (answer.status, answer.json) == (400, {"error": "model 'ORG/served' is being served."})
-    assert names(cache, "org/served") == {"config.json"}
+    folder = put(cache, "org/served", COMMIT, {"config.json": b"{}"})
+    config = server.llm.model_config
+    for field, value in (("tokenizer", "org/served"), ("model", str(folder / "snapshots" / COMMIT))):
+        served_config = dataclasses.replace(config, **{field: value})
+        monkeypatch.setattr(type(server.llm), "model_config", served_config)
+        answer = server.ask("DELETE", "/api/delete", {"model": "org/served"})
+        assert (answer.status, answer.json) == (400, {"error": "model 'org/served' is being served."})
+        assert names(cache, "org/served") == {"config.json"}
+    [model] = server.get("/api/tags").json["models"]
+    answer = server.ask("DELETE", "/api/delete", {"model": model["name"]})
+    assert (answer.status, answer.json) == (400, {"error": f"model {model['name']!r} is being served."})
+
+
+def test_a_gguf_file_that_is_not_there(server: Served, cache: Path) -> None:
+    put(cache, "org/gguf", COMMIT, {"m.Q4_K_M.gguf": b"four"})
+    answer = server.ask("DELETE", "/api/delete", {"model": "org/gguf:Q8_0"})
+    assert (answer.status, answer.json["error"]) == (
+        404,
+        "org/gguf:Q8_0: expected one GGUF file, the cache has: m.Q4_K_M.gguf.",
+    )
+    assert server.ask("DELETE", "/api/delete", {"model": "org/gguf:q4_k_m"}).status == 200
+    assert names(cache, "org/gguf") == set()
+
+
+@pytest.fixture
+def held(hub: HubServer) -> Iterator[threading.Event]:
+    """Return what the second half of all weights waits for."""
+    event = hub.held["model.safetensors"] = threading.Event()
+    yield event
+    event.set()
+    hub.held.clear()
+
+
+def pulling() -> list[psutil.Process]:
+    """Return the processes of downloads."""
+    return [each for each in psutil.Process().children() if is_pull(each)]
+
+
+def is_pull(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):  # it has ended
+        return "jaxllm.hub.pull" in process.cmdline()
+    return False
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def following(server: Served) -> Iterator[Iterator[dict[str, Any]]]:
+    """Yield the lines of a download as they come, and leave it after a block."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    with contextlib.closing(connection):
+        connection.request(
+            "POST", "/api/pull", json.dumps({"model": "org/llama"}), {"content-type": "application/json"}
+        )
+        answer = connection.getresponse()
+        yield (json.loads(line) for line in answer)
+        answer.close()
+
+
+def test_two_clients_share_a_process(server: Served, held: threading.Event) -> None:
+    with following(server) as first, following(server) as second:
+        assert [next(first), next(second)] == [{"status": "pulling manifest"}] * 2
+        assert next(first)["digest"] == next(second)["digest"] == f"sha256:{DIGEST}"
+        assert len(pulling()) == 1
+        refused = server.ask("DELETE", "/api/delete", {"model": "org/llama"})
+        assert (refused.status, refused.json) == (400, {"error": "model 'org/llama' is being downloaded."})
+        held.set()
+        assert [*first][-1] == [*second][-1] == {"status": "success"}
+
+
+def test_a_client_that_leaves_ends_its_download(server: Served, cache: Path, held: threading.Event) -> None:
+    blobs = cache / "models--org--llama" / "blobs"
+    with following(server) as lines_of_one:
+        next(lines_of_one)
+        assert next(lines_of_one)["completed"] == 0
+        until(lambda: list(blobs.glob("*.incomplete")))
+    until(lambda: not pulling() and not list(blobs.glob("*.incomplete")))
+    assert names(cache, "org/llama") == {"config.json", "tokenizer.json"}
+    held.set()
+    assert lines(server, model="org/llama")[-1] == {"status": "success"}
+
+
+def test_a_download_that_is_killed_is_told_of(server: Served, cache: Path, held: threading.Event) -> None:
+    blobs = cache / "models--org--llama" / "blobs"
+    with following(server) as lines_of_one:
+        next(lines_of_one)
+        next(lines_of_one)
+        until(lambda: list(blobs.glob("*.incomplete")))
+        [process] = pulling()
+        process.kill()
+        [last] = lines_of_one
+    assert last.keys() == {"error"}
+    assert "has ended before its time" in last["error"]
+    assert not list(blobs.glob("*.incomplete"))
+
+
+def test_a_full_disk(server: Served, cache: Path) -> None:
+    """A process whose files may have no more bytes than `limit` stands in for one whose disk is full."""
+    limit = len(WEIGHTS) - 1
+    assert max(len(LLAMA), len(str(cache))) < limit
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with following(server) as lines_of_one:
+        next(lines_of_one)
+        until(pulling)
+        resource.prlimit(pulling()[0].pid, resource.RLIMIT_FSIZE, (limit, before[1]))
+        last = [*lines_of_one][-1]
+    assert "its files cannot be written to the cache: [Errno 27] File too large" in last["error"]
+    assert not list((cache / "models--org--llama" / "blobs").glob("*.incomplete"))
+    assert lines(server, model="org/llama")[-1] == {"status": "success"}
 
 
 @pytest.mark.parametrize(
