@@ -233,7 +233,7 @@ class OllamaPullStatus(msgspec.Struct, frozen=True, kw_only=True):
     total: int | UnsetType = UNSET
     """The file's bytes."""
     completed: int | UnsetType = UNSET
-    """Those that are here."""
+    """The bytes that are here."""
 
 
 class OllamaError(msgspec.Struct, frozen=True):

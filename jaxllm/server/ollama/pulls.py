@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import subprocess
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from jaxllm.config.environment import environment
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.hub.cache import Cache
 from jaxllm.hub.pull import MODULE, PullEvent, PullRequest, drop_partial
@@ -87,7 +87,7 @@ class _Download:
         """Run the process of the download, and hand its reports to the event loop."""
         last = PullEvent("failed", error="the download has ended before its time; the server's log tells more.")
         try:
-            with started(MODULE, self._request, os.environ | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}) as process:
+            with started(MODULE, self._request, environment(("",)) | {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}) as process:
                 self._process = process
                 assert process.stdout is not None
                 for line in () if self._is_given_up else process.stdout:
@@ -122,7 +122,7 @@ class Pulls:
         self._downloads: dict[PullRequest, _Download] = {}
 
     async def follow(self, request: PullRequest) -> AsyncGenerator[PullEvent, None]:
-        """Download a model, or follow its download, and yield the reports, of which the last is the end.
+        """Download a model, or follow its download, and yield the reports up to that of its end.
 
         A download that nobody follows any more ends.
         """
