@@ -305,6 +305,56 @@ class SpeculationStats(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
         )
 
 
+class TierStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """A tier of the KV cache: what it holds, and counts since the engine's start."""
+
+    num_blocks: int = 0
+    num_bytes: int = 0
+    num_hit_tokens: int = 0
+    """Prompt tokens that came from it."""
+    num_fetched_blocks: int = 0
+    num_evicted_blocks: int = 0
+
+    def plus(self, other: TierStats) -> TierStats:
+        """Return the sums of these counts and another's, and what the other holds."""
+        return TierStats(
+            num_blocks=other.num_blocks,
+            num_bytes=other.num_bytes,
+            num_hit_tokens=self.num_hit_tokens + other.num_hit_tokens,
+            num_fetched_blocks=self.num_fetched_blocks + other.num_fetched_blocks,
+            num_evicted_blocks=self.num_evicted_blocks + other.num_evicted_blocks,
+        )
+
+
+class TiersStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
+    """The tiers below the devices; counters count from the engine's start."""
+
+    host: TierStats = TierStats()
+    disk: TierStats = TierStats()
+    num_queried_tokens: int = 0
+    """Prompt tokens that were looked up in the prefix cache and that the devices lacked."""
+    num_fetches: int = 0
+    """The fetches that ended with all blocks."""
+    num_failed_fetches: int = 0
+    num_refused_fetches: int = 0
+    """Those that were expected to take longer than computing."""
+    num_broken_files: int = 0
+
+    def plus(self, other: TiersStats | None) -> TiersStats:
+        """Return the sums of these counts and others', and what the others' tiers hold."""
+        if other is None:
+            return self
+        return TiersStats(
+            host=self.host.plus(other.host),
+            disk=self.disk.plus(other.disk),
+            num_queried_tokens=self.num_queried_tokens + other.num_queried_tokens,
+            num_fetches=self.num_fetches + other.num_fetches,
+            num_failed_fetches=self.num_failed_fetches + other.num_failed_fetches,
+            num_refused_fetches=self.num_refused_fetches + other.num_refused_fetches,
+            num_broken_files=self.num_broken_files + other.num_broken_files,
+        )
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """The scheduler at the end of a step; counters count from the engine's start."""
 
@@ -317,11 +367,13 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True)
     prefix_cache_queries: int
     """Prompt tokens that were looked up. Requests that may not read the cache do not count."""
     prefix_cache_hits: int
-    """Prompt tokens that were found."""
+    """Prompt tokens that were found on the devices."""
     num_steps: int
     num_scheduled_tokens: int
     speculation: SpeculationStats | None = None
     """Counts of drafts, in an engine that makes any."""
+    tiers: TiersStats | None = None
+    """In an engine that keeps blocks on the host."""
 
 
 class BlockEviction(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):

@@ -26,7 +26,7 @@ from jaxllm.scheduling.admission import Admission
 from jaxllm.scheduling.cache.fetch_times import FetchTimes
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager, PrefixHit
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS
-from jaxllm.scheduling.cache.tiers import Files, Tiers
+from jaxllm.scheduling.cache.tiers import Files, TierCounts, Tiers
 from jaxllm.scheduling.config import SchedulerConfig
 from jaxllm.scheduling.decodes import Continuing
 from jaxllm.scheduling.draft_steps import DraftPlan
@@ -69,6 +69,7 @@ class Scheduler:
         self._times = StepTimes()
         self.fetch_times = FetchTimes(self._times, config.max_num_batched_tokens)
         """They tell whether a prefix comes sooner from a tier than by computing."""
+        self._tier_counts = TierCounts()
         self._begin()
         settings = config.speculation
         self._speculation = None if settings is None else Speculation(settings, self.cache)
@@ -77,7 +78,7 @@ class Scheduler:
 
     def _begin(self) -> None:
         self.cache = KVCacheManager(self.config)
-        self.tiers = Tiers(self.cache, self.config.num_host_blocks, self.fetch_times, self._files)
+        self.tiers = Tiers(self.cache, self.config.num_host_blocks, self.fetch_times, self._tier_counts, self._files)
         self._requests: dict[str, Request] = {}
         self._kinds = StepKinds()
         shares = PromptShares(self.config, self._times)
@@ -399,7 +400,7 @@ class Scheduler:
             if self.cache.looks_up(request):
                 self._counters.num_queries += 1
                 self._counters.num_queried_tokens += request.num_prompt_tokens
-                self._counters.num_hit_tokens += start
+                self._counters.num_hit_tokens += start - self.tiers.count_hit(request, start)
         self._holdings.take(request)
         table = self.cache.open_table(request, hit, start + num_new)
         self.tiers.release(request)

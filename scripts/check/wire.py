@@ -20,6 +20,8 @@ from jaxllm.core_messages import (
     RequestError,
     SchedulerStats,
     SpeculationStats,
+    TiersStats,
+    TierStats,
     TokenLogprobs,
 )
 from jaxllm.engine.transport.wire import (
@@ -82,7 +84,7 @@ def from_core() -> list[list[bytes]]:
         num_drafts=3, num_draft_tokens=9, num_accepted_tokens=4, num_accepted_tokens_per_pos=[3, 1, 0]
     )
     counts: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 3)
-    counts["speculation"] = drafts
+    counts["speculation"], counts["tiers"] = drafts, TiersStats(host=TierStats(num_blocks=5))
     stats = SchedulerStats(**counts)
     messages = [
         EngineCoreOutputs(outputs=outputs, stats=stats, timestamp=2.5),

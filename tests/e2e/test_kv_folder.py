@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from jaxllm import LLM
+from jaxllm.engine.front.metrics import PREFIX, Counter, Gauge
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.tiers import folder as folder_module
 from tests.e2e.test_kv_offloading import ARGUMENTS, make_jobs
@@ -25,7 +27,7 @@ def run(case: str, folder: Path, jobs: list[Job], **changes: Any) -> tuple[list[
     with tiny_llm(case, **(ARGUMENTS | {"kv_cache_folder": str(folder)} | changes)) as (llm, scheduler):
         outputs = run_together(llm, jobs)
         scheduler.check()
-        num_loaded = scheduler.tiers.num_loaded_blocks
+        num_loaded = scheduler.tiers.counts.num_disk_blocks
     return [bits(output) for output in outputs], [output.num_cached_tokens or 0 for output in outputs], num_loaded
 
 
@@ -40,6 +42,47 @@ def test_a_later_engine_finds_what_an_earlier_one_computed(case: str, tmp_path: 
     # Another engine's content is not found.
     _, num_cached, _ = run(case, tmp_path, jobs[:1], max_model_len=176)
     assert num_cached == [0]
+
+
+def counts_of(llm: LLM) -> dict[tuple[str, ...], float]:
+    """Return the values of metrics by their names and last labels."""
+    metrics = [each for each in llm.get_metrics() if isinstance(each, Counter | Gauge)]
+    return {(each.name.removeprefix(PREFIX), *list(each.labels.values())[2:]): each.value for each in metrics}
+
+
+def test_metrics_tell_what_came_from_where(tmp_path: Path) -> None:
+    jobs = make_jobs()
+    run("llama3_tied", tmp_path, jobs)
+    num_files = len(files_in(tmp_path))
+    broken = files_in(tmp_path)[0]
+    broken.write_bytes(b"")
+    num_bytes = sum(path.stat().st_size for path in files_in(tmp_path))
+    with tiny_llm("llama3_tied", **(ARGUMENTS | {"kv_cache_folder": str(tmp_path)})) as (llm, scheduler):
+        counts = counts_of(llm)
+        assert (counts["kv_tier_blocks", "disk"], counts["kv_tier_bytes", "disk"]) == (num_files, num_bytes)
+        assert (counts["kv_tier_blocks", "host"], counts["kv_tier_bytes", "host"]) == (0, 0)
+        outputs = [output for job in [*jobs, *jobs] for output in run_together(llm, [job])]
+        counts, tiers = counts_of(llm), scheduler.tiers
+        by_source = [counts["prompt_tokens_cached_by_source", source] for source in ("device", "host", "disk")]
+        assert min(by_source) > 0
+        num_cached, num_tokens = sum(output.num_cached_tokens or 0 for output in outputs), 2 * sum(map(len_of, jobs))
+        assert sum(by_source) == counts["prompt_tokens_cached",] == num_cached
+        assert counts["prefix_cache_hits",] == by_source[0]
+        assert counts["external_prefix_cache_hits",] == by_source[1] + by_source[2]
+        assert counts["external_prefix_cache_queries",] == num_tokens - by_source[0]
+        assert [counts["kv_tier_fetched_blocks", tier] for tier in ("host", "disk")] == [
+            tiers.counts.num_host_blocks,
+            tiers.counts.num_disk_blocks,
+        ]
+        assert by_source[1:] == [16 * tiers.counts.num_host_blocks, 16 * tiers.counts.num_disk_blocks]
+        assert (counts["kv_tier_fetches", "failed"], counts["kv_tier_broken_files",]) == (1, 1)
+        assert counts["kv_tier_evicted_blocks", "host"] == 0
+        head = num_bytes // (num_files - 1) - counts["kv_tier_bytes", "host"] // counts["kv_tier_blocks", "host"]
+        assert 0 < head < 200  # what a file has besides a block
+
+
+def len_of(job: Job) -> int:
+    return len(job.prompt)
 
 
 UNENDED = """

@@ -89,7 +89,7 @@ def test_what_comes_back_has_the_bits_of_what_is_computed(engine: Engine) -> Non
         for index, output in zip(order, outputs, strict=True):
             assert bits(output) == bits(alone[index])
         num_cached.append(sum(output.num_cached_tokens or 0 for output in outputs))
-    assert scheduler.tiers.num_loaded_blocks > 0
+    assert scheduler.tiers.counts.num_fetches > 0
     # After the first pass nearly all that requests share with others or with themselves is somewhere.
     assert num_cached[-1] > 0.6 * sum(len(job.prompt) for job in jobs)
     scheduler.check()
@@ -110,16 +110,16 @@ def test_a_slow_host_is_left_alone(engine: Engine) -> None:
     llm, scheduler = engine
     jobs, times, tiers = make_jobs(), scheduler.fetch_times, scheduler.tiers
     expected = [run_together(llm, jobs) for _ in range(2)][-1]
-    assert tiers.num_loaded_blocks > 0
+    assert tiers.counts.num_fetches > 0
     times.most_refused = 10**9
     try:
         assert not times.pays({Part(0, reads_files=False): 1}, num_tokens=0, num_left=1), "no fetch was measured"
-        num_loaded, num_refused = tiers.num_loaded_blocks, times.num_refused
+        num_fetches, num_refused = tiers.counts.num_fetches, times.num_refused
         hour = [PartTime(Part(0, reads_files=False), num_blocks, 3600.0) for num_blocks in range(1, 13)]
         for _ in range(9):
             times.record(hour)
         outputs = run_together(llm, jobs)
-        assert (tiers.num_loaded_blocks, times.num_refused > num_refused) == (num_loaded, True)
+        assert (tiers.counts.num_fetches, times.num_refused > num_refused) == (num_fetches, True)
         assert list(map(bits, outputs)) == list(map(bits, expected))
     finally:
         times.most_refused = 0
@@ -139,7 +139,7 @@ def test_a_preempted_request_goes_on_from_the_host(case: str) -> None:
         outputs = run_together(llm, jobs)
         scheduler.check()
         assert scheduler.stats().num_preemptions > 0
-        assert scheduler.tiers.num_loaded_blocks > 0
+        assert scheduler.tiers.counts.num_fetches > 0
     assert list(map(bits, outputs)) == list(map(bits, expected))
 
 

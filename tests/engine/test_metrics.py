@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxllm.core_messages import BlockEviction, SchedulerStats, SpeculationStats
+from jaxllm.core_messages import BlockEviction, SchedulerStats, SpeculationStats, TiersStats, TierStats
 from jaxllm.engine.front.front_metrics import FrontMetrics
-from jaxllm.engine.front.metrics import PREFIX, Counter, EngineMetrics, Histogram, Metric, Vector
+from jaxllm.engine.front.metrics import PREFIX, Counter, EngineMetrics, Gauge, Histogram, Metric, Vector
 from jaxllm.engine.front.stats_log import StatsLogger
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.sampling_params import SamplingParams
@@ -57,7 +57,7 @@ class Log:
         self.statistics = StatsLogger(self.metrics, "cpu")
         self._records = caplog.records
 
-    def step(self, now: float, started: float | None = None, num_deferred: int = 0, **changes: int) -> None:
+    def step(self, now: float, started: float | None = None, num_deferred: int = 0, **changes: Any) -> None:
         self.metrics.on_first_token(0.1, 8, 2)
         self.metrics.on_step(stats(**changes), 4, num_deferred)
         self.statistics.on_step(now if started is None else started, now)
@@ -139,7 +139,8 @@ def ready_for(max_model_len: int, *, kv_cache_metrics: bool = False, **counts: A
 
 
 def snapshot(max_model_len: int = 128) -> list[Metric]:
-    metrics = FrontMetrics(ready_for(max_model_len, kv_cache_metrics=True, speculation=drafts(3, [2, 1])))
+    parts: dict[str, Any] = {"speculation": drafts(3, [2, 1]), "tiers": TiersStats()}
+    metrics = FrontMetrics(ready_for(max_model_len, kv_cache_metrics=True, **parts))
     metrics.watch_adapters(2, lambda: (["sql"], ["a", "b"]))
     return metrics.snapshot()
 
@@ -196,6 +197,69 @@ def test_drafts_are_counted_over_cores() -> None:
     assert isinstance(by_position, Vector)
     assert by_position.values == [6, 3]
     assert not any("spec_decode" in each.name for each in EngineMetrics("m", 128, stats()).snapshot())
+
+
+def test_the_tiers_counts_go_on_over_cores_and_what_they_hold_is_the_last_ones() -> None:
+    def tiers(scale: int) -> TiersStats:
+        host, disk = (
+            TierStats(
+                num_blocks=scale * factor,
+                num_bytes=scale * 10 * factor,
+                num_hit_tokens=scale * 100 * factor,
+                num_fetched_blocks=scale * 3 * factor,
+                num_evicted_blocks=scale * 5 * factor,
+            )
+            for factor in (1, 7)
+        )
+        return TiersStats(
+            host=host,
+            disk=disk,
+            num_queried_tokens=900 * scale,
+            num_fetches=11 * scale,
+            num_failed_fetches=12 * scale,
+            num_refused_fetches=13 * scale,
+            num_broken_files=14 * scale,
+        )
+
+    metrics = EngineMetrics("m", 128, stats(tiers=TiersStats()))
+    metrics.on_step(stats(tiers=tiers(1), prefix_cache_hits=50), 0)
+    metrics.on_new_core(stats(tiers=TiersStats()))
+    metrics.on_step(stats(tiers=tiers(2), prefix_cache_hits=20), 0)
+    values = {
+        (metric.name.removeprefix(PREFIX), *list(metric.labels.values())[2:]): metric.value
+        for metric in metrics.snapshot()
+        if isinstance(metric, Counter | Gauge)
+    }
+    expected = {
+        ("kv_tier_blocks", "host"): 2,
+        ("kv_tier_blocks", "disk"): 14,
+        ("kv_tier_bytes", "host"): 20,
+        ("kv_tier_bytes", "disk"): 140,
+        ("kv_tier_fetched_blocks", "host"): 9,
+        ("kv_tier_fetched_blocks", "disk"): 63,
+        ("kv_tier_evicted_blocks", "host"): 15,
+        ("kv_tier_evicted_blocks", "disk"): 105,
+        ("kv_tier_fetches", "done"): 33,
+        ("kv_tier_fetches", "failed"): 36,
+        ("kv_tier_fetches", "refused"): 39,
+        ("kv_tier_broken_files",): 42,
+        ("external_prefix_cache_queries",): 2700,
+        ("external_prefix_cache_hits",): 2400,
+        ("prompt_tokens_cached_by_source", "device"): 70,
+        ("prompt_tokens_cached_by_source", "host"): 300,
+        ("prompt_tokens_cached_by_source", "disk"): 2100,
+    }
+    assert {name: values[name] for name in expected} == expected
+    assert not any("kv_tier" in each.name for each in EngineMetrics("m", 128, stats()).snapshot())
+
+
+def test_the_tiers_have_a_hit_rate_too(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log(caplog)
+    counts: dict[str, Any] = {"prefix_cache_requests": 3, "prefix_cache_queries": 200, "prefix_cache_hits": 30}
+    host, disk = TierStats(num_hit_tokens=40), TierStats(num_hit_tokens=28)
+    log.step(1.0, tiers=TiersStats(host=host, disk=disk, num_queried_tokens=170), **counts)
+    log.statistics.log()
+    assert log.lines[-1].endswith("Prefix cache hit rate: 15.0%, External prefix cache hit rate: 40.0%")
 
 
 def test_adapters_are_shown_by_name() -> None:

@@ -74,6 +74,13 @@ OURS = {
     "spec_decode_num_accepted_tokens_per_pos": Family("Vector"),
     # with enable_lora
     "lora_requests_info": Family("Gauge", ("max_lora", "waiting_lora_adapters", "running_lora_adapters")),
+    # with kv_offloading_size; vLLM's connector has others
+    "kv_tier_blocks": family("Gauge", "tier", "host disk"),
+    "kv_tier_bytes": family("Gauge", "tier", "host disk"),
+    "kv_tier_fetched_blocks": family("Counter", "tier", "host disk"),
+    "kv_tier_evicted_blocks": family("Counter", "tier", "host disk"),
+    "kv_tier_fetches": family("Counter", "outcome", "done failed refused"),
+    "kv_tier_broken_files": Family("Counter"),
     # with kv_cache_metrics
     "kv_block_lifetime_seconds": Family("Histogram"),
     "kv_block_idle_before_evict_seconds": Family("Histogram"),
@@ -97,7 +104,7 @@ NOT_APPLICABLE = {
         mooncake_store_operation_keys_total mooncake_store_operation_time_seconds mooncake_store_operation_total
         nixl_bytes_transferred nixl_num_descriptors nixl_num_failed_notifications nixl_num_failed_transfers
         nixl_num_kv_expired_reqs nixl_num_notifications_after_expiry nixl_post_time_seconds nixl_xfer_time_seconds""",
-    "KV blocks are never moved to another memory": """
+    "they are about parts of vLLM's offloading connectors; jaxllm has kv_tier_*": """
         kv_offload_allocation_failure kv_offload_cpu_allocation_size kv_offload_cpu_cache_read_usage_perc
         kv_offload_cpu_cache_usage_perc kv_offload_cpu_cache_write_usage_perc kv_offload_load_bytes
         kv_offload_load_size kv_offload_load_time kv_offload_lookup_async_delay_seconds

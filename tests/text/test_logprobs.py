@@ -31,7 +31,7 @@ from tests.engine.support import byte_level, make_engine
 CUMULATIVE, DELTA, FINAL = RequestOutputKind.CUMULATIVE, RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
 PROMPT = [300, 301, 302, 303]
 COUNTS: dict[str, Any] = dict.fromkeys(SchedulerStats.__struct_fields__, 0)
-COUNTS["speculation"] = None
+COUNTS["speculation"] = COUNTS["tiers"] = None
 STATS = SchedulerStats(**COUNTS)
 
 

@@ -221,8 +221,11 @@ class EngineCore(HoldsAdapters, HoldsWeights):
             self._failure = error
 
     def stats(self) -> SchedulerStats:
-        """Return the scheduler's statistics."""
-        return self._scheduler.stats()
+        """Return the scheduler's statistics, with those of the tiers."""
+        stats = self._scheduler.stats()
+        if self._mover is None:
+            return stats
+        return msgspec.structs.replace(stats, tiers=self._mover.stats(self._scheduler.tiers))
 
     @property
     def is_compiling(self) -> bool:

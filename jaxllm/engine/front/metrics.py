@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxllm.core_messages import BlockEviction, SchedulerStats, SpeculationStats
+from jaxllm.core_messages import BlockEviction, SchedulerStats, SpeculationStats, TiersStats
 from jaxllm.outputs import RequestStateStats
 
 if TYPE_CHECKING:
@@ -158,6 +158,7 @@ class CoreCounts(NamedTuple):
     prefix_hits: int
     compiled: int
     speculation: SpeculationStats | None
+    tiers: TiersStats | None
 
 
 class EngineMetrics:
@@ -184,7 +185,7 @@ class EngineMetrics:
         """The number of requests that wait for a grammar."""
         self.num_compiled = 0
         """The number of programs compiled, those found on disk not counted."""
-        self._of_past_cores = CoreCounts(0, 0, 0, 0, 0, None)
+        self._of_past_cores = CoreCounts(0, 0, 0, 0, 0, None, None)
         self.is_warm, self.sleep_level = False, 0
         """Whether every program is compiled, and at which level the engine sleeps, if it does."""
         engine = {"engine": str(engine_index)}
@@ -284,7 +285,7 @@ class EngineMetrics:
         """Return the present values of all metrics."""
         histograms = [each.snapshot(PREFIX + name, dict(self._labels)) for name, each in self._histograms.items()]
         info = Gauge(PREFIX + "cache_config_info", dict(self._cache_info), 1.0)
-        return [*self._gauges(), *self._counters(), *self._drafts(), *histograms, info]
+        return [*self._gauges(), *self._counters(), *self._drafts(), *self._tiers(), *histograms, info]
 
     def _gauges(self) -> list[Metric]:
         stats = self.stats
@@ -310,16 +311,25 @@ class EngineMetrics:
             past.prefix_hits + stats.prefix_cache_hits,
             past.compiled + self.num_compiled,
             stats.speculation if past.speculation is None else past.speculation.plus(stats.speculation),
+            stats.tiers if past.tiers is None else past.tiers.plus(stats.tiers),
         )
 
     def _counters(self) -> list[Metric]:
         counts, cached = self.core_counts(), self.prompt_tokens_cached
+        tiers = counts.tiers or TiersStats()
+        sources = {
+            "device": counts.prefix_hits,
+            "host": tiers.host.num_hit_tokens,
+            "disk": tiers.disk.num_hit_tokens,
+            # No other machine's KV cache is asked.
+            "p2p": 0,
+            "external_unspecified": 0,
+        }
         return [
             self._counter("prefix_cache_queries", counts.prefix_queries),
             self._counter("prefix_cache_hits", counts.prefix_hits),
-            # No other machine's KV cache is asked.
-            self._counter("external_prefix_cache_queries", 0),
-            self._counter("external_prefix_cache_hits", 0),
+            self._counter("external_prefix_cache_queries", tiers.num_queried_tokens),
+            self._counter("external_prefix_cache_hits", sources["host"] + sources["disk"]),
             self._counter("mm_cache_queries", self.media_counts[0]),
             self._counter("mm_cache_hits", self.media_counts[1]),
             self._counter("num_preemptions", counts.preemptions),
@@ -329,12 +339,7 @@ class EngineMetrics:
             self._counter("prompt_tokens_by_source", cached, source="local_cache_hit"),
             self._counter("prompt_tokens_by_source", 0, source="external_kv_transfer"),
             self._counter("prompt_tokens_cached", cached),
-            self._counter("prompt_tokens_cached_by_source", counts.prefix_hits, source="device"),
-            # KV blocks are on the device only.
-            *(
-                self._counter("prompt_tokens_cached_by_source", 0, source=source)
-                for source in ("host", "p2p", "disk", "external_unspecified")
-            ),
+            *(self._counter("prompt_tokens_cached_by_source", n, source=source) for source, n in sources.items()),
             self._counter("generation_tokens", self.generation_tokens),
             *(self._counter("request_success", n, finished_reason=reason) for reason, n in self._finished.items()),
         ]
@@ -351,6 +356,22 @@ class EngineMetrics:
             self._counter("spec_decode_num_accepted_tokens", counts.num_accepted_tokens),
             Vector(PREFIX + "spec_decode_num_accepted_tokens_per_pos", dict(self._labels), list(by_position)),
         ]
+
+    def _tiers(self) -> list[Metric]:
+        """Return what the tiers of the KV cache below the devices hold and did, in an engine that has any."""
+        counts, metrics = self.core_counts().tiers, list[Metric]()
+        if counts is None:
+            return metrics
+        for tier, stats in (("host", counts.host), ("disk", counts.disk)):
+            metrics += [
+                self._gauge("kv_tier_blocks", stats.num_blocks, tier=tier),
+                self._gauge("kv_tier_bytes", stats.num_bytes, tier=tier),
+                self._counter("kv_tier_fetched_blocks", stats.num_fetched_blocks, tier=tier),
+                self._counter("kv_tier_evicted_blocks", stats.num_evicted_blocks, tier=tier),
+            ]
+        ends = {"done": counts.num_fetches, "failed": counts.num_failed_fetches, "refused": counts.num_refused_fetches}
+        metrics += [self._counter("kv_tier_fetches", number, outcome=outcome) for outcome, number in ends.items()]
+        return [*metrics, self._counter("kv_tier_broken_files", counts.num_broken_files)]
 
     def kv_usage(self) -> float:
         """Return the share of the KV blocks in use, in [0, 1]."""

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import NamedTuple
 
-from jaxllm.engine.front.metrics import CoreCounts, EngineMetrics
+from jaxllm.engine.front.metrics import EngineMetrics
 
 logger = logging.getLogger("jaxllm")
 
@@ -26,7 +26,7 @@ class _Totals(NamedTuple):
 
 
 class _RecentHits:
-    """Holds the prefix cache's hits among the last requests, about `max_requests` of them."""
+    """Holds a cache's hits among the last requests, about `max_requests` of them."""
 
     def __init__(self, max_requests: int = 1000) -> None:
         self._max_requests = max_requests
@@ -35,9 +35,9 @@ class _RecentHits:
         self._steps: deque[tuple[int, int, int]] = deque()
         """The same counts for each of the last steps that looked tokens up, oldest first."""
 
-    def observe(self, counts: CoreCounts) -> None:
+    def observe(self, num_requests: int, num_queries: int, num_hits: int) -> None:
         before = self._total
-        self._total = counts.prefix_requests, counts.prefix_queries, counts.prefix_hits
+        self._total = num_requests, num_queries, num_hits
         requests, queries, hits = (now - then for now, then in zip(self._total, before, strict=True))
         if not requests:
             return
@@ -74,7 +74,7 @@ class StatsLogger:
         self._since = self._last_step = float("-inf")
         self._begun = self._latest = _Totals.of(metrics)
         """The totals at `_since`, and after the last step."""
-        self._hits = _RecentHits()
+        self._hits, self._tier_hits = _RecentHits(), _RecentHits()
         self._was_busy = False
 
     def on_step(self, started: float, now: float) -> None:
@@ -84,7 +84,11 @@ class StatsLogger:
         if started - self._last_step > self._interval:  # idle time belongs to no average
             self._since, self._begun = started, self._latest
         self._latest, self._last_step = _Totals.of(self._metrics), now
-        self._hits.observe(self._metrics.core_counts())
+        counts = self._metrics.core_counts()
+        self._hits.observe(counts.prefix_requests, counts.prefix_queries, counts.prefix_hits)
+        if (tiers := counts.tiers) is not None:
+            num_hits = tiers.host.num_hit_tokens + tiers.disk.num_hit_tokens
+            self._tier_hits.observe(counts.prefix_requests, tiers.num_queried_tokens, num_hits)
         if now - self._since >= self._interval:
             self.log()
 
@@ -108,6 +112,8 @@ class StatsLogger:
         parts.append(f"{self._platform} KV cache usage: {100 * metrics.kv_usage():.1f}%")
         if (rate := self._hits.rate) is not None:
             parts.append(f"Prefix cache hit rate: {100 * rate:.1f}%")
+        if (rate := self._tier_hits.rate) is not None:
+            parts.append(f"External prefix cache hit rate: {100 * rate:.1f}%")
         is_busy = any(done[:2])
         # One line of zeros after work shows its end; more of them are not worth reading.
         logger.log(logging.INFO if is_busy or self._was_busy else logging.DEBUG, "%s: %s", self._name, ", ".join(parts))
@@ -118,5 +124,6 @@ class StatsLogger:
         self._is_on = False
 
     def forget_hits(self) -> None:
-        """Begin the hit rate anew: the prefix cache was emptied."""
+        """Begin the hit rates anew: the prefix cache was emptied."""
         self._hits.forget()
+        self._tier_hits.forget()

@@ -53,7 +53,10 @@ class BlockFolder:
         self._folder, self._own, self._max_bytes = folder, folder / f"{_PART}{name}", max_bytes
         make_own(self._own)
         self._known: set[str] = set()
-        self._num_bytes = 0
+        self.num_bytes = 0
+        """The bytes of all engines' files, as far as is known."""
+        self.num_evicted = self.num_broken = 0
+        """The files that were removed for others, and those that were not right."""
         self._scanned = self._paused_until = float("-inf")
         self._lock = threading.Lock()
         self.epoch = 0
@@ -63,6 +66,11 @@ class BlockFolder:
     def has(self, holder: int, block_hash: bytes) -> bool:
         """Return whether there is a file, as far as is known."""
         return _name(holder, block_hash) in self._known
+
+    @property
+    def num_blocks(self) -> int:
+        """Return the number of this engine's files, as far as is known."""
+        return len(self._known)
 
     def forget_all(self) -> None:
         """Remove all files of this part, and write none of what was computed before."""
@@ -95,14 +103,14 @@ class BlockFolder:
                     return
                 os.replace(unfinished, self._own / name)
                 self._known.add(name)
-                self._num_bytes += sum(map(len, parts))
+                self.num_bytes += sum(map(len, parts))
         except OSError as error:
             logger.warning("a KV block cannot be written to %s: %s; none is for a minute", self._own, error)
             self._paused_until = now + _PAUSE_SECONDS
             with contextlib.suppress(OSError):
                 unfinished.unlink()
             return
-        if self._num_bytes > self._max_bytes:
+        if self.num_bytes > self._max_bytes:
             self.scan(self._max_bytes * 15 // 16)  # with some room, so that not every write looks at all files
 
     def read(self, holder: int, content: tuple[bytes, bytes], body: np.ndarray) -> bool:
@@ -118,8 +126,11 @@ class BlockFolder:
             if is_whole and head == _head(name, content[1], body):
                 os.utime(path)
                 return True
-        except OSError:
+            self.num_broken += 1
+        except FileNotFoundError:  # another engine has removed it
             pass
+        except OSError:
+            self.num_broken += 1
         with self._lock:
             self._known.discard(name)
         with contextlib.suppress(OSError):
@@ -136,12 +147,13 @@ class BlockFolder:
             if total + num_bytes > max_bytes or (not is_finished and used < time.time() - _STALE_SECONDS):
                 with contextlib.suppress(OSError):
                     path.unlink()
+                    self.num_evicted += is_finished
                 continue
             total += num_bytes
             if is_finished and path.parent == self._own:
                 known.add(path.name)
         with self._lock:
-            self._known, self._num_bytes, self._scanned = known, total, time.monotonic()
+            self._known, self.num_bytes, self._scanned = known, total, time.monotonic()
 
     def _entries(self) -> Iterator[_Entry]:
         """Yield the files of all engines; any may vanish meanwhile."""

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from jaxllm.core_messages import TiersStats, TierStats
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.options import running
 from jaxllm.execution.tiers.folder import BlockFolder
@@ -98,6 +99,34 @@ class Mover:
         """Wait until some move has ended, but no longer than some seconds."""
         self._round.has_ended.wait(seconds)
         self._round.has_ended.clear()
+
+    def stats(self, tiers: Tiers) -> TiersStats:
+        """Return what the host's memory and the files hold, and what was done with them."""
+        counts, kept = tiers.counts, tiers.num_kept()
+        host = TierStats(
+            num_blocks=sum(kept),
+            num_bytes=sum(number * len(host.row(0)) for number, host in zip(kept, self._hosts, strict=True)),
+            num_hit_tokens=counts.num_host_tokens,
+            num_fetched_blocks=counts.num_host_blocks,
+            num_evicted_blocks=counts.num_evicted,
+        )
+        files = self.files
+        disk = TierStats(
+            num_blocks=0 if files is None else files.num_blocks,
+            num_bytes=0 if files is None else files.num_bytes,
+            num_hit_tokens=counts.num_disk_tokens,
+            num_fetched_blocks=counts.num_disk_blocks,
+            num_evicted_blocks=0 if files is None else files.num_evicted,
+        )
+        return TiersStats(
+            host=host,
+            disk=disk,
+            num_queried_tokens=counts.num_queried_tokens,
+            num_fetches=counts.num_fetches,
+            num_failed_fetches=counts.num_failed,
+            num_refused_fetches=tiers.times.num_refused,
+            num_broken_files=0 if files is None else files.num_broken,
+        )
 
     def finish(self, tiers: Tiers) -> None:
         """Wait until all moves under way have ended, and tell the tiers."""

@@ -86,6 +86,11 @@ class BlockPool:
         return len(self._unheld)
 
     @property
+    def num_findable(self) -> int:
+        """Return the number of blocks with content that can be found, held or not."""
+        return len(self._content)
+
+    @property
     def num_in_use(self) -> int:
         return self.num_blocks - 1 - len(self._unheld)
 

@@ -85,6 +85,24 @@ class _Wanted(NamedTuple):
 
 
 @dataclass(slots=True)
+class TierCounts:
+    """Counts since the engine's start."""
+
+    num_queried_tokens: int = 0
+    num_host_tokens: int = 0
+    """Prompt tokens of requests that came from the host's memory."""
+    num_disk_tokens: int = 0
+    """Those of blocks that came from files, in some holder."""
+    num_host_blocks: int = 0
+    """Blocks that came from the host's memory."""
+    num_disk_blocks: int = 0
+    num_evicted: int = 0
+    """Blocks that the host's memory forgot for others."""
+    num_fetches: int = 0
+    num_failed: int = 0
+
+
+@dataclass(slots=True)
 class _Pending:
     """A fetch for a waiting request: under way, or ended, with its blocks held until the request begins."""
 
@@ -93,19 +111,30 @@ class _Pending:
     """The blocks that are held, for each holder: those that come, and others of the request's beginning."""
     coming: list[Load]
     """What is on its way; nothing once it has ended."""
+    num_host_tokens: int
+    """The tokens that the request gains from the host's memory."""
+    num_disk_tokens: int
+    """Those of blocks that come from files, in some holder."""
 
 
 class Tiers:
     """Keep what the device's pools evict, and bring it back for waiting requests."""
 
     def __init__(
-        self, cache: KVCacheManager, num_slots: Sequence[int], times: FetchTimes, files: Files | None = None
+        self,
+        cache: KVCacheManager,
+        num_slots: Sequence[int],
+        times: FetchTimes,
+        counts: TierCounts,
+        files: Files | None = None,
     ) -> None:
         """Keep up to `num_slots[n]` blocks of holder n of `cache`; none if it is empty. Slots count from 1.
 
-        `times` tells whether a fetch pays. `files` are the blocks that are kept in files too.
+        `times` tells whether a fetch pays. `counts` go on from what they are. `files` are the blocks that are kept in
+        files too.
         """
-        self._cache, self._times, self._files = cache, times, files
+        self._cache, self.times, self._files = cache, times, files
+        self.counts = counts
         self._hosts = [BlockPool(1 + number) for number in num_slots]
         self._saving: dict[tuple[int, int], bool] = {}
         """The slots, by holder, that content is on its way to; False if it must not be found any more."""
@@ -114,7 +143,8 @@ class Tiers:
         """The loads from files of fetches that were given up and have not ended: they may still fill their slots."""
         self._moves = Moves()
         self._num_fetches = 0
-        self.num_saved_blocks = self.num_loaded_blocks = 0
+        for host in self._hosts:
+            host.on_evicted = self._count_eviction
         for number, holder in enumerate(cache.holders if self._hosts else ()):
             holder.pool.on_evicted = partial(self._save, number)
 
@@ -153,7 +183,6 @@ class Tiers:
         host, is_wanted = self._hosts[save.holder], self._saving.pop((save.holder, save.slot))
         if is_right and is_wanted:
             host.register(save.slot, *save.content)
-            self.num_saved_blocks += 1
         host.release([save.slot])
 
     # -- back to the device --------------------------------------------------------------------------------------------
@@ -173,8 +202,8 @@ class Tiers:
             return False
         if not cache.fits(request.num_tokens, hit):
             return False
-        wanted = self._wanted(request, hit)
-        if wanted is None:
+        wanted, num_gained = self._wanted(request, hit)
+        if not num_gained:
             return False
         # What is there is held before anything is taken, which evicts others, from the device and from the host.
         held = [[each.block_id for each in blocks if each.block_id is not None] for blocks in wanted]
@@ -190,22 +219,27 @@ class Tiers:
         for load in coming:
             held[load.holder].append(load.block_id)
         self._num_fetches += 1
-        self._pending[request] = _Pending(self._num_fetches, held, coming)
+        contents, in_files = {load.content for load in coming}, {load.content for load in coming if load.is_in_file}
+        num_disk_tokens = num_gained * len(in_files) // len(contents)
+        self._pending[request] = _Pending(
+            self._num_fetches, held, coming, num_gained - num_disk_tokens, num_disk_tokens
+        )
         self._moves.fetches[self._num_fetches] = list(coming)
         return True
 
-    def _wanted(self, request: Request, hit: PrefixHit) -> list[list[_Wanted]] | None:
+    def _wanted(self, request: Request, hit: PrefixHit) -> tuple[list[list[_Wanted]], int]:
         """Return the blocks of each holder for the longest beginning of a request that the tiers have.
 
-        If computing is sooner than files, or the host has no room for them, it is the longest one without them. Return
-        None if computing is sooner than that too, if the devices have no room, or if nothing is longer than a hit.
+        The number is that of its tokens beyond a hit. If computing is sooner than files, or the host has no room for
+        them, it is the longest beginning without them. Return no blocks and 0 if computing is sooner than that too, if
+        the devices have no room, or if nothing is longer than the hit.
         """
         cache = self._cache
         for has in (self._has, self._has_in_slot):
             num_blocks = cache.longest_in(request, has)
             num_tokens = num_blocks * cache.block_size
             if num_tokens <= hit.num_tokens:
-                return None
+                break
             wanted = [
                 [self._find(number, cache.content_of(request, index)) for index in indices]
                 for number, indices in enumerate(cache.indices_in(num_blocks))
@@ -215,11 +249,11 @@ class Tiers:
             parts = from_files + Counter(Part(each.holder, reads_files=False) for each in missing)
             num_gained, num_left = num_tokens - hit.num_tokens, request.num_tokens - num_tokens
             fits = all(self._fits(number, blocks) for number, blocks in enumerate(wanted))
-            if fits and self._times.pays(parts, num_gained, num_left):
-                return wanted
+            if fits and self.times.pays(parts, num_gained, num_left):
+                return wanted, num_gained
             if not from_files:
-                return None
-        return None
+                break
+        return [], 0
 
     def _has(self, holder: int, content: Content) -> bool:
         """Return whether the host has some content, in a slot or a file."""
@@ -250,13 +284,14 @@ class Tiers:
 
     def end_fetch(self, number: int, *, is_right: bool, times: Sequence[PartTime] = ()) -> None:
         """Register the blocks of a fetch that has ended, or give them up; `times` are those of its parts that ended."""
-        self._times.record(times)
+        self.times.record(times)
         if number in self._given_up:
             self._release_slots(self._given_up.pop(number))
             return
         request = next(each for each, pending in self._pending.items() if pending.number == number)
         coming, self._pending[request].coming = self._pending[request].coming, []
         if not is_right:
+            self.counts.num_failed += 1
             self._release_slots(coming)
             self.release(request)
             return
@@ -266,7 +301,28 @@ class Tiers:
             if load.is_in_file:
                 host.register(load.slot, *load.content)
             host.release([load.slot])
-        self.num_loaded_blocks += len(coming)
+        self.counts.num_fetches += 1
+        num_from_files = sum(load.is_in_file for load in coming)
+        self.counts.num_disk_blocks += num_from_files
+        self.counts.num_host_blocks += len(coming) - num_from_files
+
+    def count_hit(self, request: Request, num_hit_tokens: int) -> int:
+        """Count a looked up request that begins, with a hit; return the tokens of it that came from the tiers."""
+        if not self._hosts:
+            return 0
+        pending, counts = self._pending.get(request), self.counts
+        num_host, num_disk = (0, 0) if pending is None else (pending.num_host_tokens, pending.num_disk_tokens)
+        counts.num_host_tokens += num_host
+        counts.num_disk_tokens += num_disk
+        counts.num_queried_tokens += request.num_prompt_tokens - num_hit_tokens + num_host + num_disk
+        return num_host + num_disk
+
+    def num_kept(self) -> list[int]:
+        """Return the number of each holder's blocks that the host's memory has."""
+        return [host.num_findable for host in self._hosts]
+
+    def _count_eviction(self, *_: object) -> None:
+        self.counts.num_evicted += 1
 
     def release(self, request: Request) -> None:
         """Give up what is held for a request, if anything: it has begun or ended, or its fetch has failed."""

@@ -43,7 +43,9 @@ def complete(server: Served, num_tokens: int) -> None:
 def test_every_metric_is_shown_under_vllms_name(mock: AsyncLLM, mock_server: Served) -> None:
     by_name = families(mock_server)
     for name, family in OURS.items():
-        if name.startswith(("kv_block_", "spec_decode_", "lora_")):  # with arguments that this server has not
+        if name.startswith(
+            ("kv_block_", "kv_tier_", "spec_decode_", "lora_")
+        ):  # with arguments that this server has not
             continue
         shown = by_name[f"vllm:{name.removesuffix('_total') if family.type == 'Counter' else name}"]
         assert (shown.type, shown.documentation) == (family.type.lower(), HELP[name])
