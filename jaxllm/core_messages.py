@@ -337,7 +337,7 @@ class TiersStats(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     """The fetches that ended with all blocks."""
     num_failed_fetches: int = 0
     num_refused_fetches: int = 0
-    """Those that were expected to take longer than computing."""
+    """The fetches that were not made, since computing was expected to be sooner."""
     num_broken_files: int = 0
 
     def plus(self, other: TiersStats | None) -> TiersStats:

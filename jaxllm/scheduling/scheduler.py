@@ -467,11 +467,16 @@ class Scheduler:
         table = self.cache.tables.get(request_id)
         return 0 if table is None else table.num_computed_tokens
 
-    def reset_prefix_cache(self, preempt: bool = False, *, with_host: bool = False) -> bool:
+    def leave_files(self) -> None:
+        """Use the blocks in files no more: they are of weights that have been replaced."""
+        self._files = None
+        self.tiers.leave_files()
+
+    def reset_prefix_cache(self, preempt: bool = False, *, with_host: bool = False, with_files: bool = True) -> bool:
         """Forget all cached prefixes and parked tables; return False, and forget nothing, while any request runs.
 
         With `preempt`, which requires that no step is in flight, the running requests give up their blocks first. With
-        `with_host` what the host keeps is forgotten too.
+        `with_host` what the host keeps is forgotten too, `with_files` what it keeps in files.
         """
         while self._running and preempt:
             self._preempt(self._running[-1])
@@ -480,7 +485,7 @@ class Scheduler:
         while self.cache.give_up_parked(spared=()) or self.tiers.give_up():
             pass
         if with_host:
-            self.tiers.forget_all()
+            self.tiers.forget_all(with_files=with_files)
         return self.cache.forget_all()
 
     def stats(self) -> SchedulerStats:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -151,14 +152,31 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files_in(tmp_path)) <= 3 * size
 
 
-def test_a_full_disk_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = fill(tmp_path, [1])
+def refuse(*_: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
-    def refuse(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
+class Filled(io.FileIO):
+    """A file on a disk that has room for 100 bytes more."""
+
+    def writelines(self, parts: Iterable[Any], /) -> None:
+        self.write(b"".join(parts)[:100])
+        refuse()
+
+
+def fill_disk(patch: pytest.MonkeyPatch, where: str) -> None:
+    """Let writes of blocks fail: in the middle of a file, or when a file gets its name."""
+    if where == "rename":
         patch.setattr(folder_module.os, "replace", refuse)
+    else:
+        patch.setattr(folder_module, "open", Filled, raising=False)
+
+
+@pytest.mark.parametrize("where", ["write", "rename"])
+def test_a_full_disk_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    files = fill(tmp_path, [1])
+    with monkeypatch.context() as patch:
+        fill_disk(patch, where)
         files.write(0, content_of(2), body_of(2), 0)
     assert len(files_in(tmp_path)) == 1
     assert read(files, 1)
@@ -174,6 +192,43 @@ def test_what_was_computed_before_all_was_forgotten_is_not_written(tmp_path: Pat
     assert files_in(tmp_path) == []
     files.write(0, content_of(3), body_of(3), files.epoch)
     assert read(files, 3)
+
+
+def test_forgotten_files_are_removed_by_the_writer_and_found_no_more_before(tmp_path: Path) -> None:
+    files, tasks = fill(tmp_path, [1, 2]), []
+    files.run_later = tasks.append
+    files.scan()
+    files.forget_all()
+    files.scan()  # as one that was begun before
+    assert len(files_in(tmp_path)) == 2
+    assert not any(files.has(0, content_of(number)[0]) for number in (1, 2))
+    [remove] = tasks
+    remove()
+    assert files_in(tmp_path) == []
+    files.write(0, content_of(1), body_of(1), files.epoch)
+    assert read(files, 1)
+
+
+def test_files_of_other_engines_are_found_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(folder_module.time, "monotonic", lambda: now)
+    files = fill(tmp_path, [1])
+    fill(tmp_path, [2])
+    assert not files.has(0, content_of(2)[0])
+    now += 11
+    assert not files.has(0, content_of(2)[0])  # it has looked meanwhile, as another thread would
+    assert files.has(0, content_of(2)[0])
+
+
+def test_a_file_that_another_engine_removed_is_missing_and_not_broken(tmp_path: Path) -> None:
+    files = fill(tmp_path, [1, 2])
+    fill(tmp_path, []).forget_all()
+    assert not read(files, 1)
+    assert files.num_broken == 0
+    path = tmp_path / "jaxllm-kv-m" / f"0-{content_of(2)[0].hex()}.block"
+    path.touch()
+    assert not read(files, 2)
+    assert files.num_broken == 1
 
 
 def kill_a_writer(folder: Path, seconds: float) -> None:

@@ -315,6 +315,8 @@ class EngineCore(HoldsAdapters, HoldsWeights):
             if part in self._asleep and part in tags:
                 wake[part]()
                 self._asleep -= {part}
+                if part == "weights" and self._mover is not None and not self._mover.are_files_right():
+                    self._leave_files()
         self._look_at_weights()
 
     def finish_weight_update(self, version: str | int | None = None) -> None:
@@ -325,9 +327,7 @@ class EngineCore(HoldsAdapters, HoldsWeights):
         """
         updates = self._get_weights()
         updates.check()
-        self._scheduler.tiers.leave_files()
-        if self._mover is not None:
-            self._mover.files = None
+        self._leave_files()
         if not (self.reset_prefix_cache(True, reset_connector=True) and self.reset_encoder_cache()):
             raise RuntimeError("no request runs, but blocks or media are held: this is a bug in jaxllm")
         if self._mover is not None:
@@ -336,9 +336,19 @@ class EngineCore(HoldsAdapters, HoldsWeights):
         updates.finish(version)
         self._asleep -= {"weights"}
 
+    def _leave_files(self) -> None:
+        """Use a folder of KV blocks no more: its blocks are of other weights."""
+        self._scheduler.leave_files()
+        if self._mover is not None:
+            self._mover.files = None
+
     def _forget_caches(self) -> None:
-        """Forget prefixes, here and on the host, encoded media and the adapters in slots; no request needs any."""
-        if not (self.reset_prefix_cache(reset_connector=True) and self.reset_encoder_cache()):
+        """Forget prefixes, here and on the host, encoded media and the adapters in slots; no request needs any.
+
+        Files stay: they are of weights that come back.
+        """
+        is_reset = self._scheduler.reset_prefix_cache(with_host=True, with_files=False)
+        if not (is_reset and self.reset_encoder_cache()):
             raise RuntimeError("no request is left, but blocks are held: this is a bug in jaxllm")
         if self._mover is not None:
             self._mover.begin(self._scheduler.tiers.take_moves())

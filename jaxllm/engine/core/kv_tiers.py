@@ -66,7 +66,16 @@ def make_mover(
         except OSError as error:
             message = f"kv_cache_folder={folder!r} cannot be used: {error}."
             raise VLLMValidationError(message, parameter="kv_cache_folder", value=folder) from error
-    return Mover(runner.launcher, pools, files)
+    stamp = None if files is None else config.checkpoint.stamp()
+    return Mover(runner.launcher, pools, files, lambda: _stamp(config) == stamp)
+
+
+def _stamp(config: EngineConfig) -> str | None:
+    """Return the stamp of the weights' files; None if they are gone."""
+    try:
+        return config.checkpoint.stamp()
+    except OSError:
+        return None
 
 
 def _block_specs(compiler: StepCompiler, num_blocks: int) -> list[tuple[jax.ShapeDtypeStruct, ...]]:

@@ -15,7 +15,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,8 +44,8 @@ class _Entry(NamedTuple):
 class BlockFolder:
     """The files of one engine's blocks in a folder, up to a size that all engines' files count for.
 
-    `has` and `forget_all` are for the thread of the steps; `has` reads no file. `write` and `read` are for one other
-    thread each.
+    `has` and `forget_all` are for the thread of the steps, and leave what takes time to `run_later`. `write` and `read`
+    are for one other thread each.
     """
 
     def __init__(self, folder: Path, name: str, max_bytes: int) -> None:
@@ -57,15 +57,25 @@ class BlockFolder:
         """The bytes of all engines' files, as far as is known."""
         self.num_evicted = self.num_broken = 0
         """The files that were removed for others, and those that were not right."""
-        self._scanned = self._paused_until = float("-inf")
+        self._scan_at = time.monotonic() + _SCAN_SECONDS
+        self._paused_until = float("-inf")
+        self.run_later: Callable[[Callable[[], None]], object] = lambda task: task()
+        """It runs a task in the thread that writes, after the writes that were begun before."""
         self._lock = threading.Lock()
         self.epoch = 0
         """The number of times that all was forgotten."""
+        self._removed_epoch = 0
+        """The last one for which the files have been removed."""
         self.scan()
 
     def has(self, holder: int, block_hash: bytes) -> bool:
-        """Return whether there is a file, as far as is known."""
-        return _name(holder, block_hash) in self._known
+        """Return whether there is a file, as far as is known; look for new ones now and then."""
+        if _name(holder, block_hash) in self._known:
+            return True
+        if (now := time.monotonic()) >= self._scan_at:
+            self._scan_at = now + _SCAN_SECONDS
+            self.run_later(self.scan)
+        return False
 
     @property
     def num_blocks(self) -> int:
@@ -73,13 +83,19 @@ class BlockFolder:
         return len(self._known)
 
     def forget_all(self) -> None:
-        """Remove all files of this part, and write none of what was computed before."""
+        """Forget all files of this part, write none of what was computed before, and remove them later."""
         with self._lock:
             self.epoch += 1
             self._known = set()
-            for path in self._own.glob(f"*{_SUFFIX}"):
-                with contextlib.suppress(OSError):
-                    path.unlink()
+        self.run_later(self._remove_all)
+
+    def _remove_all(self) -> None:
+        epoch = self.epoch
+        for path in self._own.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                path.unlink()
+        self._removed_epoch = epoch
+        self.scan()
 
     def write(self, holder: int, content: tuple[bytes, bytes], body: np.ndarray, epoch: int) -> None:
         """Write a block, uint8 [n], unless a file has it; `content` is its hash and the bytes of its token ids.
@@ -91,8 +107,6 @@ class BlockFolder:
             return
         unfinished = self._own / f"{secrets.token_hex(8)}{_UNFINISHED}"
         try:
-            if now > self._scanned + _SCAN_SECONDS:
-                self.scan()
             parts = _head(name, content[1], body), memoryview(body)
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             with open(descriptor, "wb") as file:
@@ -139,7 +153,7 @@ class BlockFolder:
 
     def scan(self, max_bytes: int | None = None) -> None:
         """Look at the files of all engines, and keep at most `max_bytes` of them: those that were used last."""
-        max_bytes = self._max_bytes if max_bytes is None else max_bytes
+        max_bytes, epoch = self._max_bytes if max_bytes is None else max_bytes, self.epoch
         entries = sorted(self._entries(), key=lambda entry: entry.used, reverse=True)
         total, known = 0, set[str]()
         for path, num_bytes, used in entries:
@@ -153,7 +167,9 @@ class BlockFolder:
             if is_finished and path.parent == self._own:
                 known.add(path.name)
         with self._lock:
-            self._known, self.num_bytes, self._scanned = known, total, time.monotonic()
+            # Files that were forgotten and are not removed yet stay forgotten.
+            self._known = known if self.epoch == epoch == self._removed_epoch else set()
+            self.num_bytes = total
 
     def _entries(self) -> Iterator[_Entry]:
         """Yield the files of all engines; any may vanish meanwhile."""

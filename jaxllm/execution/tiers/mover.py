@@ -16,6 +16,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from itertools import batched
 from typing import Any, NamedTuple
 
@@ -51,12 +52,24 @@ class _Filling(NamedTuple):
 class Mover:
     """Run the moves of one engine. All methods are for the thread of the steps."""
 
-    def __init__(self, launcher: Launcher, hosts: Sequence[HostPool], files: BlockFolder | None = None) -> None:
-        """Move blocks of a launcher's pools to the slots of each holder, and to files if there are any, and back."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        hosts: Sequence[HostPool],
+        files: BlockFolder | None = None,
+        are_files_right: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Move blocks of a launcher's pools to the slots of each holder, and to files if there are any, and back.
+
+        `are_files_right` tells whether files are still of the weights that the launcher has.
+        """
+        self.are_files_right = are_files_right
         self._launcher, self._hosts, self.files = launcher, hosts, files
         self._saving, self._fetching, self._writing = (
             ThreadPoolExecutor(1, f"jaxllm-{name}") for name in ("save", "fetch", "write")
         )
+        if files is not None:
+            files.run_later = partial(_submit, self._writing)
         self._room = threading.Semaphore(max(1, _UNWRITTEN_BYTES // max(len(host.row(0)) for host in hosts)))
         """The further blocks that may wait to be written."""
         self._patience = 0.0
@@ -227,9 +240,9 @@ class Mover:
         return fillings
 
     def _read_file(self, load: Load) -> bool:
-        """Read a load's file into its slot; return False if the file is not right."""
-        assert self.files is not None
-        return self.files.read(load.holder, load.content, self._hosts[load.holder].row(load.slot))
+        """Read a load's file into its slot; return False if the file is not right, or files are used no more."""
+        files = self.files
+        return files is not None and files.read(load.holder, load.content, self._hosts[load.holder].row(load.slot))
 
     def _send(self, holder: int, loads: Sequence[Load]) -> Iterator[_Filling]:
         """Begin to send the content of a holder's slots to the devices, some blocks at a time."""

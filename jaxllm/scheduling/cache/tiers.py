@@ -57,7 +57,7 @@ class Files(Protocol):
         ...
 
     def forget_all(self) -> None:
-        """Remove all files, and write none of what was to be saved before."""
+        """Forget and remove all files, and write none of what was to be saved before."""
         ...
 
 
@@ -92,7 +92,7 @@ class TierCounts:
     num_host_tokens: int = 0
     """Prompt tokens of requests that came from the host's memory."""
     num_disk_tokens: int = 0
-    """Those of blocks that came from files, in some holder."""
+    """Prompt tokens of blocks that came from files, in some holder."""
     num_host_blocks: int = 0
     """Blocks that came from the host's memory."""
     num_disk_blocks: int = 0
@@ -114,7 +114,7 @@ class _Pending:
     num_host_tokens: int
     """The tokens that the request gains from the host's memory."""
     num_disk_tokens: int
-    """Those of blocks that come from files, in some holder."""
+    """The tokens that it gains from blocks in files, in some holder."""
 
 
 class Tiers:
@@ -349,12 +349,12 @@ class Tiers:
             self.release(request)
         return request is not None
 
-    def forget_all(self) -> None:
-        """Forget what the host has, and what is on its way there."""
+    def forget_all(self, *, with_files: bool = True) -> None:
+        """Forget what the host has, and what is on its way there; files too unless told otherwise."""
         self._saving = dict.fromkeys(self._saving, False)
         for host in self._hosts:
             host.forget_unheld()
-        if self._files is not None:
+        if self._files is not None and with_files:
             self._files.forget_all()
 
     def leave_files(self) -> None:
