@@ -29,6 +29,12 @@ def test_the_host_counts_prompt_and_output_apart() -> None:
     assert set(np.flatnonzero(in_prompt(row)).tolist()) == {3, 7}
 
 
+def test_embeddings_in_a_prompt_are_no_tokens() -> None:
+    row = jnp.asarray(count_tokens([-1, -1, 7, 3], 3, V))
+    assert set(np.flatnonzero(in_prompt(row)).tolist()) == {7}
+    assert set(np.flatnonzero(output_counts(row)).tolist()) == {3}
+
+
 @pytest.mark.parametrize("tokens", [[], [4]])
 def test_short_histories(tokens: list[int]) -> None:
     assert output_counts(jnp.asarray(count_tokens(tokens, len(tokens), V))).sum() == 0

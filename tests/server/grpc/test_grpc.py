@@ -134,7 +134,7 @@ def test_fields_have_the_names_that_they_have_over_http() -> None:
     names = {field.name for field in GenerateRequest.DESCRIPTOR.fields} - set(PROMPT)
     assert http - names == {
         *("prompt", "echo", "stream", "stream_options", "response_format", "use_beam_search", "length_penalty"),
-        *("return_tokens_as_token_ids", "session_id", "user", "best_of"),
+        *("return_tokens_as_token_ids", "session_id", "user", "best_of", "prompt_embeds"),
     }
     assert names <= http
 
