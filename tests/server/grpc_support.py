@@ -8,9 +8,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf import json_format
 
 from jaxllm.config.server_arguments import ServerArgs
-from jaxllm.server.grpc.inference_pb2 import GenerateRequest, GenerateResponse
+from jaxllm.server.grpc.inference_pb2 import (
+    ChatRequest,
+    ChatResponse,
+    EmbedRequest,
+    EmbedResponse,
+    GenerateRequest,
+    GenerateResponse,
+)
 from jaxllm.server.grpc.server import opened
 from jaxllm.server.grpc.service import SERVICE
 from jaxllm.server.run import bind_grpc
@@ -40,19 +48,34 @@ def grpc_opened(server: Served) -> Iterator[str]:
 
 
 class Client:
-    """A client with the two methods."""
+    """A client with all methods."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
-        self._whole = self._method(channel.unary_unary, "Generate")
-        self._stream = self._method(channel.unary_stream, "GenerateStream")
+        self._whole = self._method(channel.unary_unary, "Generate", GenerateRequest, GenerateResponse)
+        self._stream = self._method(channel.unary_stream, "GenerateStream", GenerateRequest, GenerateResponse)
+        self._chat = self._method(channel.unary_unary, "Chat", ChatRequest, ChatResponse)
+        self._chat_stream = self._method(channel.unary_stream, "ChatStream", ChatRequest, ChatResponse)
+        self._embed = self._method(channel.unary_unary, "Embed", EmbedRequest, EmbedResponse)
 
-    def _method(self, kind: Callable[..., Any], name: str) -> Any:
+    def _method(self, kind: Callable[..., Any], name: str, request: Any, response: Any) -> Any:
         return kind(
             f"/{SERVICE}/{name}",
-            request_serializer=GenerateRequest.SerializeToString,
-            response_deserializer=GenerateResponse.FromString,
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
         )
+
+    def chat(self, request: ChatRequest) -> ChatResponse:
+        """Return the whole answer of a conversation."""
+        return self._chat(request, timeout=SECONDS)
+
+    def chat_stream(self, request: ChatRequest) -> Any:
+        """Return the pieces of a conversation's answer as they come; the call can be cancelled."""
+        return self._chat_stream(request, timeout=SECONDS)
+
+    def embed(self, request: EmbedRequest) -> EmbedResponse:
+        """Return the embeddings."""
+        return self._embed(request, timeout=SECONDS)
 
     def whole(self, request: GenerateRequest, metadata: Sequence[tuple[str, str]] = NO_METADATA) -> GenerateResponse:
         """Return the whole answer."""
@@ -89,6 +112,20 @@ def message_of(fields: Mapping[str, Any]) -> GenerateRequest:
     if "allowed_token_ids" in converted:
         converted["allowed_token_ids"] = {"ids": converted["allowed_token_ids"]}
     return GenerateRequest(**converted)
+
+
+def chat_message_of(fields: Mapping[str, Any]) -> ChatRequest:
+    """Return the message for a chat body's fields. Raises ValueError or TypeError for values it cannot express."""
+    converted = dict(fields)
+    if isinstance(converted.get("stop"), str):
+        converted["stop"] = [converted["stop"]]
+    if "logit_bias" in converted:
+        converted["logit_bias"] = {int(key): value for key, value in converted["logit_bias"].items()}
+    if "allowed_token_ids" in converted:
+        converted["allowed_token_ids"] = {"ids": converted["allowed_token_ids"]}
+    json_fields = {"messages", "documents", "tools", "tool_choice", "response_format", "chat_template_kwargs"}
+    message = ChatRequest(**{name: value for name, value in converted.items() if name not in json_fields})
+    return json_format.ParseDict({name: converted[name] for name in json_fields & converted.keys()}, message)
 
 
 def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str, dict[str, str]]:

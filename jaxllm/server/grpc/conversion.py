@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from google.protobuf import json_format
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.message import DecodeError, Message
-from google.protobuf.struct_pb2 import Struct
-
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logprobs import LogprobsOnePosition
 from jaxllm.outputs import CompletionOutput, RequestOutput
+from jaxllm.server.grpc.fields import read_fields
 from jaxllm.server.grpc.inference_pb2 import (
     GenerateRequest,
     GenerateResponse,
     PositionLogprobs,
     PromptInfo,
     SequenceOutput,
-    TokenIds,
     TokenLogprob,
     Usage,
 )
-from jaxllm.server.http.shape import MAX_VALUES
 from jaxllm.server.openai.completion_protocol import CompletionRequest
 from jaxllm.server.openai.usage import make_usage
 
@@ -35,48 +26,11 @@ def completion_request(data: bytes, *, stream: bool) -> CompletionRequest:
     """Return the unchecked request in a `GenerateRequest`. Raises VLLMValidationError for a malformed message, or one
     without a prompt.
     """
-    try:
-        message = GenerateRequest.FromString(data)
-    except DecodeError as error:
-        raise VLLMValidationError("The message is not a jaxllm.v1.GenerateRequest.") from error
-    fields = {field.name: _plain(field, value) for field, value in message.ListFields()}
+    fields = read_fields(data, GenerateRequest)
     prompts = [fields.pop(name) for name in PROMPT if name in fields]
     if not prompts:
         raise VLLMValidationError("give a prompt: either text or token_ids.", parameter="prompt")
     return CompletionRequest(prompt=prompts[0], stream=stream, **fields)
-
-
-def _plain(field: FieldDescriptor, value: Any) -> Any:
-    """Return a field's value as in JSON."""
-    if field.message_type is None:
-        return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else value
-    if field.message_type.GetOptions().map_entry:
-        return {str(key): each for key, each in value.items()}
-    if isinstance(value, TokenIds):
-        if len(value.ids) > MAX_VALUES:
-            message = f"{field.name} must have at most {MAX_VALUES} entries, got {len(value.ids)}."
-            raise VLLMValidationError(message, parameter=field.name, value=len(value.ids))
-        return list(value.ids)
-    if isinstance(value, Struct):
-        try:
-            return _with_integers(json_format.MessageToDict(value))
-        except ValueError as error:  # NaN and infinity
-            raise VLLMValidationError(f"{field.name} is not JSON: {error}.", parameter=field.name) from error
-    assert isinstance(value, Message)
-    return {inner.name: _plain(inner, each) for inner, each in value.ListFields()}
-
-
-def _with_integers(value: Any) -> Any:
-    """Return a JSON value with integers for whole numbers, which a Struct holds as floats."""
-    match value:
-        case dict():
-            return {name: _with_integers(each) for name, each in value.items()}
-        case list():
-            return [_with_integers(each) for each in value]
-        case float() if value.is_integer():
-            return int(value)
-        case _:
-            return value
 
 
 class Responses:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
@@ -47,8 +47,8 @@ async def opened(
     """
     host, port = listener.getsockname()[:2]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    health = EngineHealth(state)
-    server = _make_server(state, InferenceService(serving, state, metrics), health)
+    health, chat = EngineHealth(state), cast(Any, state).openai_serving_chat
+    server = _make_server(state, InferenceService(serving, chat, state, metrics), health)
     credentials = server_credentials(state.server_args)
     listener.close()  # gRPC makes its own sockets
     try:

@@ -1,4 +1,4 @@
-"""Implement Generate and GenerateStream as `/v1/completions`, including errors."""
+"""Implement Generate as `/v1/completions`, Chat as `/v1/chat/completions` and Embed as `/v1/embeddings`, errors too."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Concatenate
 
 import grpc
 
+from jaxllm.server.grpc.chat import chat_request, pieces_of, whole_answer
 from jaxllm.server.grpc.conversion import Responses, completion_request
-from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateResponse
+from jaxllm.server.grpc.embedding import embedding_request, embedding_response
+from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, ChatResponse, EmbedResponse, GenerateResponse
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.decoding import LONG_BODY
 from jaxllm.server.http.errors import (
@@ -23,12 +25,16 @@ from jaxllm.server.http.errors import (
     retry_seconds,
 )
 from jaxllm.server.http.request_ids import new_request_id, shown_request_id
-from jaxllm.server.http.sse import EngineOutputs
+from jaxllm.server.http.sse import EngineOutputs, EventStream
 from jaxllm.server.http.state import ServerState
+from jaxllm.server.openai.model_tasks import supported
+from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
 from jaxllm.server.operations.prometheus import HttpMetrics
+from jaxllm.server.pooling.serving import PooledServing
+from jaxllm.utils.async_utils import threaded_if_long
 
-type Context = grpc.aio.ServicerContext[bytes, GenerateResponse]
+type Context = grpc.aio.ServicerContext[bytes, Any]
 
 SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
 _MAX_DETAILS = 500
@@ -45,18 +51,24 @@ _STATUS_CODES = {
 
 
 class InferenceService:
-    """Answers Generate and GenerateStream."""
+    """Answers the methods of jaxllm.v1.Inference."""
 
-    def __init__(self, serving: OpenAIServingCompletion, state: ServerState, metrics: HttpMetrics) -> None:
-        """Answer as `serving` does for HTTP, and count load and answers with those of HTTP."""
-        self._serving, self._state, self._metrics = serving, state, metrics
+    def __init__(
+        self, serving: OpenAIServingCompletion, chat: OpenAIServingChat, state: ServerState, metrics: HttpMetrics
+    ) -> None:
+        """Answer as `serving` and `chat` do for HTTP, and count load and answers with those of HTTP."""
+        self._serving, self._chat, self._state, self._metrics = serving, chat, state, metrics
+        self._pooled = PooledServing.of(chat, state.server_args)
 
     def handler(self) -> grpc.GenericRpcHandler:
         """Return the handler for a gRPC server. The methods decode messages themselves, to report errors properly."""
-        encode = GenerateResponse.SerializeToString
+        whole, stream = grpc.unary_unary_rpc_method_handler, grpc.unary_stream_rpc_method_handler
         methods = {
-            "Generate": grpc.unary_unary_rpc_method_handler(self._generate, response_serializer=encode),
-            "GenerateStream": grpc.unary_stream_rpc_method_handler(self._generate_stream, response_serializer=encode),
+            "Generate": whole(self._generate, response_serializer=GenerateResponse.SerializeToString),
+            "GenerateStream": stream(self._generate_stream, response_serializer=GenerateResponse.SerializeToString),
+            "Chat": whole(self._answer_chat, response_serializer=ChatResponse.SerializeToString),
+            "ChatStream": stream(self._stream_chat, response_serializer=ChatResponse.SerializeToString),
+            "Embed": whole(self._embed, response_serializer=EmbedResponse.SerializeToString),
         }
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -76,7 +88,47 @@ class InferenceService:
 
         await self._serve("GenerateStream", context, answer)
 
-    async def _write(self, context: Context, message: GenerateResponse) -> None:
+    async def _answer_chat(self, data: bytes, context: Context) -> ChatResponse:
+        async def answer() -> ChatResponse:
+            request = await _read(data, chat_request, stream=False)
+            made = await self._chat.answer(request, self._caller(context))
+            assert not isinstance(made, EventStream)
+            return whole_answer(made)
+
+        return await self._serve("Chat", context, answer)
+
+    async def _stream_chat(self, data: bytes, context: Context) -> None:
+        async def answer() -> None:
+            request = await _read(data, chat_request, stream=True)
+            stream = await self._chat.answer(request, self._caller(context), _raise)
+            assert isinstance(stream, EventStream)
+            async with contextlib.aclosing(stream) as frames:
+                async for frame in frames:
+                    for message in pieces_of(frame):
+                        await self._write(context, message)
+
+        await self._serve("ChatStream", context, answer)
+
+    async def _embed(self, data: bytes, context: Context) -> EmbedResponse:
+        async def answer() -> EmbedResponse:
+            serving = supported(self._pooled.embedding or self._pooled.token_embedding, "Embeddings")
+            request, caller = await _read(data, embedding_request), self._caller(context)
+            outputs = await serving.outputs(request, caller)
+            answer_id, model = caller.shown_id("embd", request.request_id), self._chat.models.shown(request.model)
+            tells_cached = self._state.server_args.enable_prompt_tokens_details
+            size = sum(each.outputs.data.size for each in outputs)
+            return await threaded_if_long(
+                size, embedding_response, answer_id, model, outputs, tells_cached=tells_cached
+            )
+
+        return await self._serve("Embed", context, answer)
+
+    def _caller(self, context: Context) -> Caller:
+        """Return what the metadata say about a request. Raises VLLMValidationError for a bad value."""
+        headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
+        return Caller.of(self._serving.engine_client, headers, *new_request_id(headers))
+
+    async def _write(self, context: Context, message: GenerateResponse | ChatResponse) -> None:
         """Send a piece of an answer. Raises RequestFailedError, 408, if the client leaves what was sent unread."""
         try:
             async with asyncio.timeout(self._state.server_args.stalled_client_timeout):
@@ -106,12 +158,7 @@ class InferenceService:
     ) -> AsyncGenerator[tuple[EngineOutputs, Responses], None]:
         """Check and queue a request, and abort it at the end if it still runs."""
         serving, args = self._serving, self._state.server_args
-        if len(data) > LONG_BODY:
-            request = await asyncio.to_thread(completion_request, data, stream=stream)
-        else:
-            request = completion_request(data, stream=stream)
-        headers = {name.encode(): _bytes(value) for name, value in context.invocation_metadata() or ()}
-        caller = Caller.of(serving.engine_client, headers, *new_request_id(headers))
+        request, caller = await _read(data, completion_request, stream=stream), self._caller(context)
         (outputs,) = await serving.admit(request, caller)
         shown_id = shown_request_id(caller.client_request_id, request.request_id, caller.request_id)
         name, tells_cached = serving.models.shown(request.model), args.enable_prompt_tokens_details
@@ -138,3 +185,14 @@ async def refuse(context: grpc.aio.ServicerContext[Any, Any], response: ErrorRes
 
 def _bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
+
+
+async def _read[**P, T](data: bytes, read: Callable[Concatenate[bytes, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what `read` returns for a message, a long one in a thread. Raises what it raises."""
+    if len(data) > LONG_BODY:
+        return await asyncio.to_thread(read, data, *args, **kwargs)
+    return read(data, *args, **kwargs)
+
+
+def _raise(error: BaseException) -> Any:
+    raise error

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any, NamedTuple
 
 from msgspec import UNSET
@@ -67,8 +67,14 @@ class OpenAIServingChat:
         except Exception as error:  # noqa: BLE001 - each has an answer
             return error_response(error)
 
-    async def answer(self, request: ChatCompletionRequest, caller: Caller) -> EventStream | ChatCompletionResponse:
-        """Answer a request; a stream is returned once it is admitted.
+    async def answer(
+        self,
+        request: ChatCompletionRequest,
+        caller: Caller,
+        failed: Callable[[BaseException], bytes] | None = None,
+    ) -> EventStream | ChatCompletionResponse:
+        """Answer a request; a stream is returned once it is admitted. `failed` makes a stream's last frame from an
+        error, or raises it.
 
         Raises exceptions that `error_response` handles.
         """
@@ -81,7 +87,7 @@ class OpenAIServingChat:
                 return await self._response(request, start, output, AnswerReader())
             turn = await self.begin(request, caller)
         if request.stream:
-            return EventStream(ChatEvents(request, self.args, *start).frames(turn), turn.outputs)
+            return EventStream(ChatEvents(request, self.args, *start).frames(turn), turn.outputs, failed=failed)
         return await self._response(request, start, await turn.whole(), turn.reader)
 
     def check(self, request: ChatCompletionRequest) -> None:

@@ -21,8 +21,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.server.grpc import conversion as messages
-from jaxllm.server.grpc import inference_pb2
+from jaxllm.server.grpc import fields, inference_pb2
 from jaxllm.server.grpc.authentication import OPEN_METHODS
 from jaxllm.server.grpc.conversion import PROMPT, completion_request
 from jaxllm.server.grpc.inference_pb2 import DESCRIPTOR, GenerateRequest
@@ -293,12 +292,12 @@ def test_answers_are_counted(mock_server: Served, client: Client) -> None:
 
 
 def test_ids_are_bounded_before_they_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "MAX_VALUES", 3)
+    monkeypatch.setattr(fields, "MAX_VALUES", 3)
     data = message_of({"prompt": [5, 6, 7]}).SerializeToString()
-    assert messages.completion_request(data, stream=False).prompt == [5, 6, 7]
+    assert completion_request(data, stream=False).prompt == [5, 6, 7]
     data = message_of({"prompt": [5, 6, 7, 8]}).SerializeToString()
     with pytest.raises(VLLMValidationError, match="token_ids must have at most 3 entries, got 4"):
-        messages.completion_request(data, stream=False)
+        completion_request(data, stream=False)
 
 
 def test_health_says_whether_requests_are_taken(tokenizer: str) -> None:
