@@ -15,6 +15,8 @@ from jaxllm.resolve.discovery import on_this_host
 from jaxllm.usage.usage_lib import UsageContext
 from jaxllm.utils.streams import say
 
+_MODEL = "hub id, folder, or .gguf file; several, or a folder of models, are loaded as requests ask for them"
+
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
     """Add the subcommand."""
@@ -35,7 +37,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     """Add MODEL and all flags of a server and its engine."""
-    parser.add_argument("model_tag", metavar="MODEL", nargs="?", help="hub id, folder, or .gguf file")
+    parser.add_argument("model_tag", metavar="MODEL", nargs="*", help=_MODEL)
     parser.add_argument("--config", metavar="FILE.yaml", help="flags and their values; the command line wins")
     ServerArgs.add_cli_args(parser)
     AsyncEngineArgs.add_cli_args(parser)
@@ -43,9 +45,21 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_serve_args(args: argparse.Namespace) -> AsyncEngineArgs:
     """Return the engine's arguments, checked; set `args.model` to their MODEL, and the numbers for --nnodes auto.
+    With several models they are those of the first.
 
     Raises VLLMValidationError for a command line that cannot be served.
     """
+    from jaxllm.server.model_settings import has_several, read_models
+
+    if has_several(args):
+        first = read_models(args)[0]
+        return first.engine_args
+    for name in ("max_loaded_models", "models_memory"):
+        if (value := getattr(args, name, None)) is not None:
+            message = f"{name} is for several models: name them all, or give a folder of models or --models."
+            raise VLLMValidationError(message, parameter=name, value=value)
+    if isinstance(args.model_tag, list):
+        args.model_tag = next(iter(args.model_tag), None)
     engine_args = on_this_host(read_engine_args(args, AsyncEngineArgs))
     assert isinstance(engine_args, AsyncEngineArgs)
     for name in ("nnodes", "node_rank", "master_addr"):

@@ -29,7 +29,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX
 
 _FRONTEND = "Frontend"
-_CHAT = "Frontend: chat"
+CHAT_GROUP = "Frontend: chat"
 _CORS = "Frontend: CORS"
 _TLS = "Frontend: TLS"
 _LOG = "Frontend: log"
@@ -59,6 +59,18 @@ class ServerArgs(UnsupportedServerArguments):
         _FRONTEND,
         "front-end processes on one port, for one engine; by default one, in this process",
         "-asc",
+    )
+    models: str | None = argument(
+        None, Text(), _FRONTEND, "YAML or JSON file of the models to serve: their names, each with what it is and flags"
+    )
+    max_loaded_models: int | None = argument(
+        None, Integer(1, 4096, optional=True), _FRONTEND, "most models loaded at once, of several; by default one"
+    )
+    models_memory: int | None = argument(
+        None,
+        Integer(1, 2**63 - 1, optional=True, sized=True),
+        _FRONTEND,
+        "bytes that the loaded models of several may take together, as 8G",
     )
     headless: bool = argument(
         False, Switch(), _FRONTEND, "have no server: with --node-rank above 0, where there is none anyway"
@@ -127,33 +139,41 @@ class ServerArgs(UnsupportedServerArguments):
     )
 
     chat_template_content_format: str = argument(
-        "auto", Choice(CONTENT_FORMATS), _CHAT, "how templates get a message's content: auto looks what they expect"
+        "auto",
+        Choice(CONTENT_FORMATS),
+        CHAT_GROUP,
+        "how templates get a message's content: auto looks what they expect",
     )
     default_chat_template_kwargs: dict[str, Any] = argument(
-        {}, Json(), _CHAT, "variables of the chat template, as JSON; a request's chat_template_kwargs go over them"
+        {}, Json(), CHAT_GROUP, "variables of the chat template, as JSON; a request's chat_template_kwargs go over them"
     )
-    trust_request_chat_template: bool = argument(False, Switch(), _CHAT, "run chat templates that requests bring")
+    trust_request_chat_template: bool = argument(False, Switch(), CHAT_GROUP, "run chat templates that requests bring")
     enable_tokenizer_info_endpoint: bool = argument(
-        False, Switch(), _CHAT, "show the tokenizer, chat template included, at /tokenizer_info"
+        False, Switch(), CHAT_GROUP, "show the tokenizer, chat template included, at /tokenizer_info"
     )
     enable_auto_tool_choice: bool = argument(
-        False, Switch(), _CHAT, "has no effect: requests with tools may always call them, or not"
+        False, Switch(), CHAT_GROUP, "has no effect: requests with tools may always call them, or not"
     )
     tool_call_parser: str | None = argument(
-        None, Text(), _CHAT, "how the model writes tool calls; by default, or with auto, as its chat template tells"
+        None,
+        Text(),
+        CHAT_GROUP,
+        "how the model writes tool calls; by default, or with auto, as its chat template tells",
     )
-    tool_parser_plugin: str | None = argument(None, Text(), _CHAT, "Python file that registers more tool parsers")
+    tool_parser_plugin: str | None = argument(None, Text(), CHAT_GROUP, "Python file that registers more tool parsers")
     exclude_tools_when_tool_choice_none: bool = argument(
-        False, Switch(), _CHAT, "hide the tools from the chat template if tool_choice is 'none'"
+        False, Switch(), CHAT_GROUP, "hide the tools from the chat template if tool_choice is 'none'"
     )
     sse_ping_interval: float = argument(
-        15.0, Number(0.0, 3600.0), _CHAT, "seconds between comments in a stream that has no token yet; 0 for none"
+        15.0, Number(0.0, 3600.0), CHAT_GROUP, "seconds between comments in a stream that has no token yet; 0 for none"
     )
-    response_role: str = argument("assistant", Text(optional=False), _CHAT, "role of the answer")
-    enable_prompt_tokens_details: bool = argument(False, Switch(), _CHAT, "show cached prompt tokens in the usage")
-    enable_force_include_usage: bool = argument(False, Switch(), _CHAT, "show the usage in every event of a stream")
+    response_role: str = argument("assistant", Text(optional=False), CHAT_GROUP, "role of the answer")
+    enable_prompt_tokens_details: bool = argument(False, Switch(), CHAT_GROUP, "show cached prompt tokens in the usage")
+    enable_force_include_usage: bool = argument(
+        False, Switch(), CHAT_GROUP, "show the usage in every event of a stream"
+    )
     return_tokens_as_token_ids: bool = argument(
-        False, Switch(), _CHAT, 'show the tokens of log-probabilities as "token_id:5"'
+        False, Switch(), CHAT_GROUP, 'show the tokens of log-probabilities as "token_id:5"'
     )
 
     metrics_prefix: str = argument(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from functools import partial
 from http import HTTPStatus
-from types import ModuleType
+from operator import attrgetter
 from typing import Any, cast
 
 from fastapi import FastAPI
@@ -17,6 +17,7 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
 from jaxllm.config.server_arguments import ServerArgs
@@ -33,13 +34,11 @@ from jaxllm.server.http.middleware import RequestIdHeaders, RootPath, add_cors, 
 from jaxllm.server.http.own_pages import OwnPages
 from jaxllm.server.http.request_ids import new_request_id
 from jaxllm.server.http.state import ServerLoad, ServerState
+from jaxllm.server.models.entry import ModelEntry
+from jaxllm.server.models.registry import ServedModels
 from jaxllm.server.ollama import routes as ollama
 from jaxllm.server.openai import routes as openai
 from jaxllm.server.openai.output_parsers import check_parsers
-from jaxllm.server.openai.serving_chat import OpenAIServingChat
-from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
-from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
-from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.openapi import describe
 from jaxllm.server.operations import adapter_routes, dev_routes
 from jaxllm.server.operations import routes as operations
@@ -53,25 +52,12 @@ from jaxllm.server.operations.prometheus import (
 from jaxllm.server.page import routes as page
 from jaxllm.server.pooling import routes as pooling
 from jaxllm.server.responses import routes as responses
+from jaxllm.server.responses.kept import KeptResponses
+from jaxllm.server.served_model import ServedModel
 from jaxllm.server.speech import routes as speech
 from jaxllm.server.tokens import routes as tokens
 from jaxllm.version import __version__
 
-logger = logging.getLogger(__name__)
-
-_DIALECTS: Mapping[str, ModuleType] = {
-    "openai_serving_responses": responses,
-    "anthropic_serving_messages": anthropic,
-    "ollama_serving": ollama,
-    "pooled_serving": pooling,
-    "openai_serving_transcription": speech,
-    "serving_tokens": tokens,
-    "serving_decisions": decisions,
-}
-"""The APIs besides OpenAI's chat and completions, by the attribute of `app.state` with the object that answers them.
-
-Its module has `make_serving`, which makes that object, and `routes`, which gets a function that returns it.
-"""
 # The page's files are the same on every server and hold no data of it: the page asks for data with a key.
 OPEN_PATHS = operations.OPEN_PATHS | page.PAGE_FILES.keys()
 """Paths that need no key; only exact matches count."""
@@ -87,23 +73,18 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     check_parsers(server_args)
     docs: dict[str, Any] = {"openapi_url": None} if server_args.disable_fastapi_docs else {}
     app = FastAPI(title="jaxllm", version=__version__, **docs)
-    app.state.args, app.state.server_args = args, server_args
+    app.state.args, app.state.server_args, app.state.kept_responses = (
+        args,
+        server_args,
+        KeptResponses(server_args.sse_ping_interval),
+    )
     _add_metrics(app)
-    app.router.routes += [
-        *openai.routes(
-            lambda: app.state.openai_serving_models,
-            lambda: app.state.openai_serving_chat,
-            lambda: app.state.openai_serving_completion,
-            lambda: app.state.openai_serving_tokenization,
-        ),
-        *(route for name, dialect in _DIALECTS.items() for route in dialect.routes(partial(getattr, app.state, name))),
-        *operations.routes(cast(ServerState, app.state), lambda: app.state.gather_metrics),
-    ]
+    app.router.routes += _api_routes(app)
     app.router.routes += invocations.routes(app.routes)
     if not server_args.disable_page:
         app.router.routes += page.routes()
     if allows_lora_updates():
-        app.router.routes += adapter_routes.routes(lambda: app.state.openai_serving_models)
+        app.router.routes += adapter_routes.routes(attrgetter("models"))
     if is_server_in_dev_mode():
         app.router.routes += dev_routes.router.routes  # include_router would hide them from app.routes
     app.state.refusals = Refusals(app.routes)
@@ -132,6 +113,27 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     app.state.num_middleware = len(app.user_middleware)
     add_own(app, server_args.middleware or [])
     return app
+
+
+def _api_routes(app: FastAPI) -> list[Route]:
+    """Return the routes of all APIs: they look for the server's models in the application, and in a `ServedModel` for
+    what answers.
+    """
+
+    def models() -> ServedModels[ServedModel]:
+        return app.state.models
+
+    return [
+        *openai.routes(models, attrgetter("chat"), attrgetter("completion"), attrgetter("tokenization")),
+        *responses.routes(attrgetter("responses"), app.state.kept_responses),
+        *anthropic.routes(attrgetter("messages")),
+        *ollama.routes(attrgetter("ollama"), models),
+        *pooling.routes(attrgetter("pooled")),
+        *speech.routes(attrgetter("transcription")),
+        *decisions.routes(attrgetter("decisions")),
+        *tokens.routes(attrgetter("tokens"), attrgetter("scoring")),
+        *operations.routes(cast(ServerState, app.state), lambda: app.state.gather_metrics),
+    ]
 
 
 def _add_metrics(app: FastAPI) -> None:
@@ -169,6 +171,25 @@ def _response(reply: Reply, headers: Mapping[str, str]) -> Response:
     return Response(reply.body, reply.status, {**reply_headers, **headers}, media_type="application/json")
 
 
+def begin_state(state: State, args: argparse.Namespace, load: ServerLoad | None = None) -> None:
+    """Give an application its arguments, and what counts its requests."""
+    state.args, state.server_args, state.load = args, ServerArgs.from_cli_args(args), load or ServerLoad()
+
+
+def sources_of(model: str, tokenizer: str | None, args: argparse.Namespace) -> list[str]:
+    """Return what a model with these arguments needs of the hub: itself, its tokenizer and its draft model."""
+    draft = getattr(args, "speculative_config", None)
+    drafting = draft.get("model") if isinstance(draft, dict) else None
+    return [each for each in (model, tokenizer, drafting) if each]
+
+
+@contextlib.contextmanager
+def counted_twice(load: ServerLoad, entry: ModelEntry[ServedModel]) -> Iterator[None]:
+    """Count a response in the background as a request to the server, and to its model."""
+    with load.counted(), entry.counted():
+        yield
+
+
 async def init_app_state(
     engine_client: AsyncLLM,
     vllm_config: VllmConfig,
@@ -182,22 +203,18 @@ async def init_app_state(
 
     With `is_again` the engine has had an application before, and has the adapters of the start.
     """
-    server_args = ServerArgs.from_cli_args(args)
-    load = load or ServerLoad()
-    state.args, state.server_args, state.load = args, server_args, load
-    state.engine_client, state.vllm_config = engine_client, vllm_config
-    state.registry.register(EngineCollector(engine_client, server_args.metrics_prefix))
+    begin_state(state, args, load)
+    names = getattr(args, "served_model_name", None) or [vllm_config.model_config.model]
+    config = vllm_config.model_config
+    entry: ModelEntry[ServedModel] = ModelEntry.pinned(names, sources_of(config.model, config.tokenizer, args))
+    kept: KeptResponses = state.kept_responses
+    counted = partial(counted_twice, state.load, entry)
+    record = await ServedModel.make(engine_client, vllm_config, args, kept, counted, is_again=is_again)
+    entry.pin(record)
+    state.models = ServedModels.single(entry)
+    state.registry.register(EngineCollector(engine_client, state.server_args.metrics_prefix))
     state.registry.register(CoreProcesses(engine_client))
-    ready, names = engine_client.front.ready, getattr(args, "served_model_name", None)
-    models = OpenAIServingModels(
-        vllm_config.model_config, names, ready.default_sampling_params, sees=ready.takes_images
-    )
-    await models.add_all(engine_client, map(LoRAModule.read, server_args.lora_modules or []), are_loaded=is_again)
-    chat = OpenAIServingChat(engine_client, models, server_args, getattr(args, "reasoning_parser", ""))
-    if ready.generates and not is_again:
-        logger.info("%s", chat.parsers.described())
-    state.openai_serving_models, state.openai_serving_chat = models, chat
-    state.openai_serving_completion = OpenAIServingCompletion(engine_client, models, server_args)
-    state.openai_serving_tokenization = OpenAIServingTokenization(chat, server_args)
-    for name, dialect in _DIALECTS.items():
-        setattr(state, name, dialect.make_serving(chat, load))
+    # Programs that were written for vLLM find these by their names there; no route does.
+    state.engine_client, state.vllm_config = engine_client, vllm_config
+    state.openai_serving_models, state.openai_serving_chat = record.models, record.chat
+    state.openai_serving_completion, state.openai_serving_tokenization = record.completion, record.tokenization

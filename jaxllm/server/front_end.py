@@ -20,6 +20,7 @@ from jaxllm.engine.transport.wire import Told
 from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from jaxllm.server.app import build_app
+from jaxllm.server.models.registry import ServedModels
 from jaxllm.server.openai.serving_models import AdapterChange, LoRAModule, OpenAIServingModels
 from jaxllm.server.processes.acceptor import Acceptor
 from jaxllm.server.processes.board import Board, SharedLoad
@@ -27,6 +28,7 @@ from jaxllm.server.processes.client import SharedLLM
 from jaxllm.server.processes.front_process import FrontOrder
 from jaxllm.server.processes.reports import Report, is_of_core, merged, read, registry_of
 from jaxllm.server.run import FrontPart, serve_engine
+from jaxllm.server.served_model import ServedModel
 from jaxllm.utils.async_utils import start_worker_threads
 from jaxllm.utils.fork_safety import end_with
 from jaxllm.utils.garbage import settle_garbage
@@ -56,9 +58,8 @@ class _Front(FrontPart):
     async def begin(self) -> None:
         """Share with the others, once the application has its engine."""
         state = self._app.state
-        models: OpenAIServingModels = state.openai_serving_models
-        models.share(self._board.next_adapter, self._tell_adapter)
-        state.openai_serving_responses.stop_storing()
+        self._models.share(self._board.next_adapter, self._tell_adapter)
+        state.kept_responses.stop_storing()
         state.gather_metrics = self._gather
         self._engine.parent.listen(self._on_told)
         await self._engine.ask_parent("report", self._report())
@@ -70,6 +71,14 @@ class _Front(FrontPart):
             task.cancel()
         with contextlib.suppress(EngineDeadError, EngineBusyError):
             await self._engine.ask_parent("report", self._report())
+
+    @property
+    def _models(self) -> OpenAIServingModels:
+        """Return the names of the only model and its adapters."""
+        models: ServedModels[ServedModel] = self._app.state.models
+        assert models.only is not None
+        assert models.only.record is not None
+        return models.only.record.models
 
     async def _tell_adapter(self, change: AdapterChange) -> None:
         """Tell all of a change. Later front ends hear of an adapter that is unloaded only if they begin with it."""
@@ -89,7 +98,7 @@ class _Front(FrontPart):
         try:
             if told.kind == _ADAPTER:
                 value = told.value or {"name": told.key, "number": None}
-                self._app.state.openai_serving_models.take(msgspec.convert(value, AdapterChange))
+                self._models.take(msgspec.convert(value, AdapterChange))
             else:
                 await self._engine.take_told(told)
         except Exception:

@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.decoding import field_names
-from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
+from jaxllm.server.http.endpoint import Call, Endpoint, ModelEndpoint, Reply, Types
 from jaxllm.server.openapi import several
 
 type Endpoints = Mapping[str, Endpoint[Any]]
@@ -46,7 +46,7 @@ def routes(others: Iterable[BaseRoute]) -> list[Route]:
     kinds = dict.fromkeys(kind for each in types for kind in several(each.response))
     events = dict.fromkeys(each.event for each in types if each.event is not None)
     described = Types(tuple(kinds), dict[str, Any], tuple(events))
-    return [Route("/invocations", Endpoint(invoke, lambda: named, described, runs_model=True), methods=["POST"])]
+    return [Route("/invocations", ModelEndpoint(invoke, lambda _: named, described, runs_model=True), methods=["POST"])]
 
 
 async def invoke(endpoints: Endpoints, call: Call) -> Reply:

@@ -26,22 +26,25 @@ from fastapi import FastAPI
 from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
 from jaxllm.engine.online.async_client import build_async_engine_client
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationError
+from jaxllm.exceptions import EngineBusyError, VLLMValidationError
 from jaxllm.server.app import build_app, init_app_state
 from jaxllm.server.http.access_log import log_settings
 from jaxllm.server.http.auth import read_keys
 from jaxllm.server.http.connection import bounded_protocol, set_up
 from jaxllm.server.http.state import ServerLoad, ServerState
 from jaxllm.server.http.tls import refresh, tls_settings
+from jaxllm.server.model_settings import ModelSettings, has_several, read_models
+from jaxllm.server.models.registry import ServedModels
 from jaxllm.server.processes.acceptor import Acceptor
 from jaxllm.server.processes.start import check_several, run_front_ends
+from jaxllm.server.served_model import ServedModel
+from jaxllm.server.several_models import init_models_state
 from jaxllm.utils.async_utils import start_worker_threads
 from jaxllm.utils.garbage import settle_garbage
 from jaxllm.utils.log import configure_log, show_log
 
 logger = logging.getLogger(__name__)
 
-_WATCH_SECONDS = 0.25
 _DRAIN_POLL_SECONDS = 0.05
 _LAST_SECONDS = 0.2
 """The time to send the last bytes and to close idle connections at the end."""
@@ -113,9 +116,9 @@ class FrontPart(Protocol):
 class _Ending:
     """Ends a server on request: it drains first, with its port still open for health checks."""
 
-    def __init__(self, server: _Server, engine: AsyncLLM, load: ServerLoad, seconds: float) -> None:
+    def __init__(self, server: _Server, models: ServedModels[Any], load: ServerLoad, seconds: float) -> None:
         """Let running requests go on for `seconds`; those left then end with an error."""
-        self._server, self._engine, self._load, self._seconds = server, engine, load, seconds
+        self._server, self._models, self._load, self._seconds = server, models, load, seconds
         self._draining: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
@@ -135,7 +138,7 @@ class _Ending:
             self._end()
 
     def _end(self) -> None:
-        self._engine.cut_off(EngineBusyError(_CUT_OFF))
+        self._models.cut_off(EngineBusyError(_CUT_OFF))
         self._server.end()
 
 
@@ -149,11 +152,12 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
     warnings.filterwarnings("ignore", module="PIL")  # Pillow warns of damaged metadata, which requests may have
     app = build_app(args)
     args = with_queue_bound(args)
+    settings = read_models(args) if has_several(args) else []
     server_args = ServerArgs.from_cli_args(args)
     tls_settings(server_args)
     log_settings(server_args, args.log_config_file)
-    has_several = (server_args.api_server_count or 1) > 1
-    if has_several:
+    has_fronts = (server_args.api_server_count or 1) > 1
+    if has_fronts:
         check_several(server_args, uvicorn_kwargs)
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(contextlib.closing(bind(server_args)))
@@ -161,7 +165,7 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
         grpc_listener = bind_grpc(server_args)
         if grpc_listener is not None:
             stack.enter_context(contextlib.closing(grpc_listener))
-        if has_several:
+        if has_fronts:
             if args.log_config_file is not None:
                 configure_log(args.log_config_file)
             else:
@@ -170,10 +174,33 @@ async def run_server(args: argparse.Namespace, **uvicorn_kwargs: Any) -> None:
             await run_front_ends(args, server_args, listener, grpc_listener)
             return
         start_worker_threads()
+        if settings:
+            await _serve_several(settings, app, args, listener, **uvicorn_kwargs)
+            return
         async with build_async_engine_client(args) as engine:
             await asyncio.to_thread(engine.front.inputs.prepare_media)
             settle_garbage()
             await serve_engine(engine, app, listener, args, grpc_listener, **uvicorn_kwargs)
+
+
+async def _serve_several(
+    settings: list[ModelSettings],
+    app: FastAPI,
+    args: argparse.Namespace,
+    listener: socket.socket,
+    **uvicorn_kwargs: Any,
+) -> None:
+    """Serve several models, which are loaded on demand. Their engines end with this."""
+    if args.log_config_file is not None:
+        configure_log(args.log_config_file)
+    else:
+        show_log()
+    models = init_models_state(settings, app.state, args)
+    settle_garbage()
+    try:
+        await serve_models(app, listener, args, **uvicorn_kwargs)
+    finally:
+        await models.close()
 
 
 async def serve_engine(
@@ -191,11 +218,27 @@ async def serve_engine(
     gRPC takes over the address of `grpc_listener`, which it closes. `part` is what this process shares if it is one of
     several front ends of the engine.
     """
-    _allow_connections()
     load = None if part is None else part.load
     is_again = part is not None and part.is_again
     await init_app_state(engine, await engine.get_vllm_config(), app.state, args, load=load, is_again=is_again)
+    await serve_models(app, listener, args, grpc_listener, part=part, **uvicorn_kwargs)
+    if engine.is_stopped:
+        raise engine.dead_error
+
+
+async def serve_models(
+    app: FastAPI,
+    listener: socket.socket,
+    args: argparse.Namespace,
+    grpc_listener: socket.socket | None = None,
+    *,
+    part: FrontPart | None = None,
+    **uvicorn_kwargs: Any,
+) -> None:
+    """Serve the models in an application's state until it is told to end, or the only model's engine has ended."""
+    _allow_connections()
     server_args: ServerArgs = app.state.server_args
+    models: ServedModels[ServedModel] = app.state.models
     config = _uvicorn_config(app, args, server_args, uvicorn_kwargs)
     server = _Server(config)
     if part is None:
@@ -203,7 +246,7 @@ async def serve_engine(
     else:
         server.acceptor = part.acceptor(listener, server.server_state.connections)
         await part.begin()
-    tasks = [asyncio.create_task(_watch(server, engine))]
+    tasks = [asyncio.create_task(_watch(server, models))]
     if config.ssl is not None and server_args.enable_ssl_refresh:
         tasks.append(asyncio.create_task(refresh(config.ssl, server_args)))
     try:
@@ -211,17 +254,17 @@ async def serve_engine(
             if grpc_listener is not None:
                 from jaxllm.server.grpc.server import opened
 
-                completion, metrics = app.state.openai_serving_completion, app.state.http_metrics
+                assert models.only is not None
+                assert models.only.record is not None
+                completion, metrics = models.only.record.completion, app.state.http_metrics
                 state = cast(ServerState, app.state)
                 await stack.enter_async_context(opened(completion, state, metrics, grpc_listener, _LAST_SECONDS))
-            await _serve(server, _Ending(server, engine, app.state.load, args.shutdown_timeout), listener)
+            await _serve(server, _Ending(server, models, app.state.load, args.shutdown_timeout), listener)
     finally:
         for task in tasks:
             task.cancel()
         if part is not None:
             await part.end()
-    if engine.is_stopped:
-        raise engine.dead_error
 
 
 def _uvicorn_config(
@@ -264,15 +307,9 @@ async def _serve(server: _Server, ending: _Ending, listener: socket.socket) -> N
             loop.remove_signal_handler(number)
 
 
-async def _watch(server: _Server, engine: AsyncLLM) -> None:
-    """End the server once its engine has ended; by then its requests have failed.
-
-    Before the first request nothing else reads the core's messages, which report its end and its metrics.
-    """
-    while not engine.is_stopped:
-        with contextlib.suppress(EngineDeadError, EngineBusyError):  # it has ended, or sleeps
-            await engine.check_health()
-        await asyncio.sleep(_WATCH_SECONDS)
+async def _watch(server: _Server, models: ServedModels[Any]) -> None:
+    """End the server once its only engine has ended; by then its requests have failed."""
+    await models.watch()
     server.end()
 
 

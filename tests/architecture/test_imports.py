@@ -145,6 +145,7 @@ ROOMS = (
     "jaxllm.renderers",
     "jaxllm.as_vllm",
     "jaxllm.server.http",
+    "jaxllm.server.models",
     "jaxllm.server.openai",
     "jaxllm.server.responses",
     "jaxllm.server.anthropic",

@@ -94,7 +94,7 @@ def test_route(server: Served) -> None:
 def test_a_task_and_an_adapter_are_refused_together(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     models = server.app.state.openai_serving_models
     monkeypatch.setitem(models._adapters, "mine", LoRARequest("mine", 1, "/nowhere"))
-    monkeypatch.setitem(models._cards, "mine", models.find(models.name))
+    monkeypatch.setitem(models._cards, "mine", models._cards[models.name])
     answer = server.post("/v1/embeddings", {"input": TEXTS[0], "task": TASKS[0], "model": "mine"})
     assert (answer.status, answer.json["error"]["param"]) == (400, "model")
     assert "'mine'" in answer.json["error"]["message"]

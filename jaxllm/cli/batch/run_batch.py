@@ -232,6 +232,7 @@ class Answers:
         from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
         from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
         from jaxllm.server.pooling.serving import PooledServing
+        from jaxllm.server.responses.kept import KeptResponses
         from jaxllm.server.responses.serving import OpenAIServingResponses
         from jaxllm.server.speech.serving import OpenAIServingTranscription
 
@@ -240,7 +241,7 @@ class Answers:
         self._engine = engine
         self._chat = OpenAIServingChat(engine, models, server_args, reasoning_parser)
         self._completion = OpenAIServingCompletion(engine, models, server_args)
-        self._responses = OpenAIServingResponses(self._chat, nullcontext)
+        self._responses = OpenAIServingResponses(self._chat, KeptResponses(), nullcontext)
         self._pooled = PooledServing.of(self._chat, server_args)
         self._speech = OpenAIServingTranscription.of(self._chat)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from starlette.routing import Route
 
@@ -15,26 +16,20 @@ from jaxllm.server.anthropic.protocol import (
 )
 from jaxllm.server.anthropic.serving import AnthropicServingMessages, failed
 from jaxllm.server.http.decoding import decode_request
-from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
+from jaxllm.server.http.endpoint import EVENT_STREAM, Call, ModelEndpoint, Reply, Types
 from jaxllm.server.http.errors import error_headers, error_response
 from jaxllm.server.http.sse import EventStream
-from jaxllm.server.http.state import ServerLoad
-from jaxllm.server.openai.serving_chat import OpenAIServingChat
 
 
-def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> AnthropicServingMessages:
-    """Return the object that answers the routes, by way of `chat`."""
-    return AnthropicServingMessages(chat)
-
-
-def routes(serving: Callable[[], AnthropicServingMessages]) -> list[Route]:
-    """Return the routes."""
+def routes(pick: Callable[[Any], AnthropicServingMessages]) -> list[Route]:
+    """Return the routes: `pick` returns what answers for a model."""
     message = Types(MessagesResponse, MessagesRequest, error=MessagesError)
     count = Types(TokenCount, MessagesRequest, error=MessagesError)
-    answer = Endpoint(answer_message, serving, message, runs_model=True, refusal=refusal)
+    answer = ModelEndpoint(answer_message, pick, message, runs_model=True, refusal=refusal)
+    counts = ModelEndpoint(count_tokens, pick, count, refusal=refusal)
     return [
         Route("/v1/messages", answer, methods=["POST"]),
-        Route("/v1/messages/count_tokens", Endpoint(count_tokens, serving, count, refusal=refusal), methods=["POST"]),
+        Route("/v1/messages/count_tokens", counts, methods=["POST"]),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from starlette.routing import Route
 
@@ -10,20 +11,15 @@ from jaxllm.server.decisions.openai_protocol import DECISIONS_REFUSED, DecisionR
 from jaxllm.server.decisions.serving import ServingDecisions
 from jaxllm.server.decisions.systemone_protocol import SYSTEMONE_REFUSED, SystemOneRequest, SystemOneResponse
 from jaxllm.server.http.decoding import decode_request
-from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
-from jaxllm.server.http.state import ServerLoad
-from jaxllm.server.openai.serving_chat import OpenAIServingChat
+from jaxllm.server.http.endpoint import Call, ModelEndpoint, Reply, Types
 
 
-def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> ServingDecisions:
-    """Return the object that answers the routes; `chat` has the engine and the names of models."""
-    return ServingDecisions(chat)
-
-
-def routes(serving: Callable[[], ServingDecisions]) -> list[Route]:
-    """Return the routes, which any model has: one that does not generate refuses their requests."""
-    systemone = Endpoint(answer_systemone, serving, Types(SystemOneResponse, SystemOneRequest), runs_model=True)
-    decision = Endpoint(answer_decision, serving, Types(DecisionResponse, DecisionRequest), runs_model=True)
+def routes(pick: Callable[[Any], ServingDecisions]) -> list[Route]:
+    """Return the routes, which any model has: one that does not generate refuses their requests. `pick` returns what
+    answers for a model.
+    """
+    systemone = ModelEndpoint(answer_systemone, pick, Types(SystemOneResponse, SystemOneRequest), runs_model=True)
+    decision = ModelEndpoint(answer_decision, pick, Types(DecisionResponse, DecisionRequest), runs_model=True)
     return [
         Route("/v1/systemone", systemone, methods=["POST"]),
         Route("/v1/decisions", decision, methods=["POST"]),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -62,15 +63,11 @@ def decode[T: msgspec.Struct](body: bytes, kind: type[T], refused: Mapping[str, 
     the string "null" to null.
     """
     check_shape(body)
-    try:
+    with _refused(body):
         fields = _fields.decode(body)
         if nulls := {name for name, value in fields.items() if value == _NULL} & _optional(kind):
             body = msgspec.json.encode({name: value for name, value in fields.items() if name not in nulls})
         request = _decoder(kind).decode(body)
-    except msgspec.ValidationError as error:
-        raise _refusal(str(error)) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise VLLMValidationError(_not_json(body, error), parameter=None) from None
     unknown = fields.keys() - _names(kind)
     for name in unknown:
         if name in refused and not _asks_for_nothing(name, fields[name]):
@@ -85,8 +82,22 @@ def field_names(body: bytes) -> frozenset[str]:
     JSON object.
     """
     check_shape(body)
-    try:
+    with _refused(body):
         return frozenset(name for name, value in _fields.decode(body).items() if value != _NULL)
+
+
+def peek[T: msgspec.Struct](body: bytes, kind: type[T]) -> T:
+    """Decode the fields of `kind` alone; others may be anything. Raises VLLMValidationError."""
+    check_shape(body)
+    with _refused(body):
+        return _decoder(kind).decode(body)
+
+
+@contextlib.contextmanager
+def _refused(body: bytes) -> Iterator[None]:
+    """Raise VLLMValidationError in place of the decoder's errors."""
+    try:
+        yield
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -12,12 +12,13 @@ import msgspec
 from starlette.routing import BaseRoute, Route
 
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.exceptions import EngineBusyError
+from jaxllm.exceptions import EngineBusyError, VLLMValidationError
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import ErrorResponse, RequestFailedError, error_headers, error_response
+from jaxllm.server.http.model_names import NameReader, name_in_json
 from jaxllm.server.http.request_ids import new_request_id
 from jaxllm.server.http.sse import AnswerRelay, EventStream
-from jaxllm.server.http.state import ServerState
+from jaxllm.server.http.state import Model, ServerState
 
 type Scope = dict[str, Any]
 type Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -59,11 +60,14 @@ class Call(NamedTuple):
     """The variable parts of the route's path, by their names."""
     query: bytes = b""
     """The raw query string."""
+    model: Model | None = None
+    """The model that answers; None for routes of the whole server."""
 
     @property
     def engine_client(self) -> AsyncLLM:
-        """The server's engine. There is none before `init_app_state`."""
-        return self.state.engine_client
+        """Return the engine of the model that answers."""
+        assert self.model is not None
+        return self.model.engine
 
     @property
     def caller(self) -> Caller:
@@ -123,28 +127,30 @@ class Types(NamedTuple):
 
 
 class Endpoint[S]:
-    """An ASGI application for one route: it reads the body, calls the handler, and answers.
+    """An ASGI application for one route of the whole server: it reads the body, calls the handler, and answers.
 
     Whatever the handler raises becomes an answer. When the client leaves, the handler is cancelled.
     """
 
+    runs_model = False
+    """Whether its requests count as load, and are refused while the server drains."""
+
     def __init__(
         self,
         handler: Callable[[S, Call], Awaitable[Reply]],
-        serving: Callable[[], S],
+        serving: Callable[[], S] | None,
         types: Types | None = None,
         *,
         takes_json: bool = True,
         form: BodyLimit | None = None,
-        runs_model: bool = False,
         refusal: _Refusal = refuse,
     ) -> None:
         """Answer with `handler`, which gets what `serving` returns for each request.
 
-        With `form` the route takes a form up to this limit, and no JSON. A route that `runs_model` counts as load and
-        is refused while the server drains. `refusal` makes the answer to an error, `types` describe the route.
+        With `form` the route takes a form up to this limit, and no JSON. `refusal` makes the answer to an error,
+        `types` describe the route.
         """
-        self._handler, self._serving, self._runs_model = handler, serving, runs_model
+        self._handler, self._serving = handler, serving
         self._takes_json, self._form = takes_json and form is None, form
         self.types = types
         self.body_kind = (FORM if form else JSON).decode()
@@ -158,7 +164,7 @@ class Endpoint[S]:
         """Answer one request."""
         headers = dict(scope["headers"])
         state: ServerState = scope["app"].state
-        if not self._runs_model:
+        if not self.runs_model:
             await self._serve(scope, headers, receive, send)
             return
         with state.load.counted():
@@ -166,6 +172,7 @@ class Endpoint[S]:
 
     async def reply(self, call: Call) -> Reply:
         """Return the handler's answer to a request. Raises what it raises."""
+        assert self._serving is not None
         return await self._handler(self._serving(), call)
 
     async def _serve(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, send: Send) -> None:
@@ -173,9 +180,9 @@ class Endpoint[S]:
         new_id, client_request_id = new_request_id(headers)
         request_id = scope.get("request_id", new_id)
         try:
-            if self._runs_model:
+            if self.runs_model:
                 state.load.check_open()
-                state.engine_client.admission.check_room()  # under overload a refusal has to be cheap
+                state.models.check_room()  # under overload a refusal has to be cheap
             limit = BodyLimit(state.server_args.max_body_size, "--max-body-size")
             if self._takes_json:
                 _check_json(headers)
@@ -202,15 +209,75 @@ class Endpoint[S]:
                 await answering
 
     async def _answer(self, call: Call, send: Send, way: Callable[[], AnswerRelay] | None) -> None:
-        if self._runs_model:
-            await call.state.load.turns.take()
         try:
             reply = await self.reply(call)
         except Exception as error:  # noqa: BLE001 - each has an answer
             reply = self.refusal(error, call.request_id)
-        if way is not None and isinstance(reply.body, EventStream):
-            reply.body.connect(way())
-        await send_reply(reply, send)
+        await _send(reply, send, way)
+
+
+class ModelEndpoint[S](Endpoint[S]):
+    """A route that a model answers: the one that the request names, which is loaded for it if it is not."""
+
+    def __init__(
+        self,
+        handler: Callable[[S, Call], Awaitable[Reply]],
+        pick: Callable[[Any], S],
+        types: Types | None = None,
+        *,
+        runs_model: bool = False,
+        wakes: bool | None = None,
+        names: NameReader = name_in_json,
+        **options: Any,
+    ) -> None:
+        """Answer with `handler`, which gets what `pick` returns for the model's record.
+
+        A route that `runs_model` counts as load and is refused while the server drains. One that `wakes` needs a model
+        that is loaded now; for others it is enough that it has been loaded. `names` reads the names that a request has
+        for its model. `options` are those of `Endpoint`.
+        """
+        super().__init__(handler, None, types, **options)
+        self.runs_model, self._pick, self._names = runs_model, pick, names
+        self._wakes = runs_model if wakes is None else wakes
+
+    async def reply(self, call: Call) -> Reply:
+        """Return the handler's answer to a request, which must have its model. Raises what it raises."""
+        assert call.model is not None
+        return await self._handler(self._pick(call.model.record), call)
+
+    async def _answer(self, call: Call, send: Send, way: Callable[[], AnswerRelay] | None) -> None:
+        try:
+            model = call.state.models.only or await self._find(call)
+            record = model.begin()
+            is_counted = record is not None
+            if record is None and not self._wakes:
+                record = model.record
+            if record is None:
+                record, is_counted = await model.wait(), True
+        except Exception as error:  # noqa: BLE001 - each has an answer
+            await send_reply(self.refusal(error, call.request_id), send)
+            return
+        try:
+            if self.runs_model:
+                await call.state.load.turns.take()
+            try:
+                if self.runs_model and call.state.models.only is None:
+                    model.engine.admission.check_room()
+                reply = await self.reply(call._replace(model=model))
+            except Exception as error:  # noqa: BLE001 - each has an answer
+                reply = self.refusal(error, call.request_id)
+            await _send(reply, send, way)
+        finally:
+            if is_counted:
+                model.end()
+
+    async def _find(self, call: Call) -> Model:
+        """Return the model that a request names. Raises VLLMValidationError or RequestFailedError."""
+        names = await self._names(call.body, call.headers, call.query)
+        if not names:
+            message = "model: this server has several models: say which one. /v1/models lists them."
+            raise VLLMValidationError(message, parameter="model")
+        return call.state.models.find(names)
 
 
 class Refusals:
@@ -237,6 +304,13 @@ class Refusals:
 def _beginnings(parts: Sequence[str]) -> list[str]:
     """Return the path of these parts and its parents, the longest first."""
     return ["/".join(parts[:end]) for end in range(len(parts), 1, -1)]
+
+
+async def _send(reply: Reply, send: Send, way: Callable[[], AnswerRelay] | None) -> None:
+    """Send an answer, by the direct way if there is one and the answer streams."""
+    if way is not None and isinstance(reply.body, EventStream):
+        reply.body.connect(way())
+    await send_reply(reply, send)
 
 
 async def send_reply(reply: Reply, send: Send) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +29,8 @@ _MAX_MESSAGE_BYTES = 3500
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """An object's address in its repr, which errors of chat templates may quote."""
 _RETRY_AFTER_SECONDS = 1
+_MAX_SHOWN = 20
+"""Names of models in a message."""
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
@@ -55,6 +58,15 @@ class RequestFailedError(Exception):
         super().__init__(message)
         self.status, self.param = status, param
         self.kind = kind or _error_type(status)
+
+
+def unknown_model(name: str, known: Sequence[str] = ()) -> RequestFailedError:
+    """Return the error for a request to a model that the server does not have; it names some that are `known`."""
+    message = f"The model `{name}` does not exist."
+    if known:
+        more = f" and {len(known) - _MAX_SHOWN} more" if len(known) > _MAX_SHOWN else ""
+        message += f" This server has {', '.join(f'`{each}`' for each in known[:_MAX_SHOWN])}{more}."
+    return RequestFailedError(HTTPStatus.NOT_FOUND, message, param="model")
 
 
 def _error_type(status: HTTPStatus) -> str:

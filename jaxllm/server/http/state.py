@@ -1,13 +1,13 @@
-"""The state that all routes of a server share: its arguments, its engine and its load."""
+"""The state that all routes of a server share: its arguments, its models and its load."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol
+from typing import Any, Protocol
 
 from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
@@ -47,17 +47,73 @@ class ServerLoad:
             raise RequestFailedError(HTTPStatus.SERVICE_UNAVAILABLE, _DRAINING)
 
 
+class Model(Protocol):
+    """One model of a server, as routes see it."""
+
+    @property
+    def record(self) -> Any:
+        """Return what answers its requests; None until it has been loaded."""
+        ...
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """Return its engine. It must have been loaded."""
+        ...
+
+    def begin(self) -> Any:
+        """Return what answers a request, which counts until `end`; None if the request has to `wait`."""
+        ...
+
+    async def wait(self) -> Any:
+        """Wait until it is loaded, and return what `begin` does. Raises EngineBusyError if that cannot be."""
+        ...
+
+    def end(self) -> None:
+        """Count a request no more."""
+        ...
+
+    def keep(self, seconds: float | None) -> None:
+        """Let it sleep after these seconds without a request; None is never."""
+        ...
+
+
+class Models(Protocol):
+    """The models of a server, as routes see them."""
+
+    @property
+    def only(self) -> Model | None:
+        """Return the model of a server that has no others."""
+        ...
+
+    def find(self, names: Sequence[str]) -> Model:
+        """Return the model of the first known name. Raises RequestFailedError, 404, if none is known."""
+        ...
+
+    def check_room(self) -> None:
+        """Raise EngineBusyError where a request would find no room, whatever model it is for."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise the reason why no request can be answered."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raise EngineDeadError if no request will be answered any more."""
+        ...
+
+
 class ServerState(Protocol):
-    """The attributes of `app.state` that all routes share, under vLLM's names where it has them."""
+    """The attributes of `app.state` that all routes share."""
 
     args: argparse.Namespace
     """All arguments, the engine's too."""
     server_args: ServerArgs
-    engine_client: AsyncLLM
+    models: Models
+    """There are none before `init_app_state`."""
     load: ServerLoad
 
 
 async def check_serving(state: ServerState) -> None:
-    """Raise the reason why no request is taken: the server drains, or the engine sleeps, hangs or has ended."""
+    """Raise the reason why no request is taken: the server drains, or its engine sleeps, hangs or has ended."""
     state.load.check_open()
-    await state.engine_client.check_health()
+    await state.models.check_health()

@@ -37,9 +37,9 @@ class AnswerBuilder:
         """Return an empty line, which keeps the connection alive."""
         return self._line("", "", [], {})
 
-    def loaded(self) -> OllamaAnswer:
-        """Return the answer to a request without text, by which clients load a model."""
-        return self._line("", "", [], {"done": True, "done_reason": "load"})
+    def loaded(self, *, is_unloaded: bool = False) -> OllamaAnswer:
+        """Return the answer to a request without text, by which clients load a model, or unload it."""
+        return self._line("", "", [], {"done": True, "done_reason": "unload" if is_unloaded else "load"})
 
     def whole(self, pieces: Iterable[Piece], output: CompletionOutput, of: RequestOutput) -> OllamaAnswer:
         """Return the whole answer."""

@@ -44,7 +44,7 @@ class OllamaFields(msgspec.Struct, kw_only=True):
     top_logprobs: int | None = None
     """The number of most likely tokens to list at each position."""
     keep_alive: float | str | None = None
-    """It has no effect: the model stays loaded."""
+    """How long the model stays loaded, in seconds or as "5m"; 0 unloads it. A server's only model always stays."""
     truncate: bool | None = None
     shift: bool | None = None
     """These last two have no effect: prompts that are too long are refused, and answers end with the context."""
@@ -84,7 +84,7 @@ class OllamaEmbedFields(msgspec.Struct, kw_only=True):
     options: dict[str, Any] | None = None
     """They have no effect: they concern sampling or the machine."""
     keep_alive: float | str | None = None
-    """It has no effect: the model stays loaded."""
+    """How long the model stays loaded, in seconds or as "5m"; 0 unloads it. A server's only model always stays."""
 
 
 class OllamaEmbedRequest(OllamaEmbedFields, kw_only=True):

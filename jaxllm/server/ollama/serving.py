@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import time
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec import UNSET
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.hub.pull import PullEvent, PullRequest
 from jaxllm.media.content_parts import read_media_part
 from jaxllm.params.checks import shown
 from jaxllm.server.http.caller import Caller
 from jaxllm.server.http.errors import error_response
 from jaxllm.server.http.sse import EventStream
 from jaxllm.server.ollama.answers import AnswerBuilder, encode_line, lines
+from jaxllm.server.ollama.keep_alive import read_keep_alive
+from jaxllm.server.ollama.listing import spellings
 from jaxllm.server.ollama.protocol import (
     OllamaAnswer,
     OllamaChatRequest,
@@ -34,14 +30,9 @@ from jaxllm.server.ollama.protocol import (
     OllamaError,
     OllamaFields,
     OllamaGenerateRequest,
-    OllamaModel,
-    OllamaModels,
     OllamaOptions,
-    OllamaPullRequest,
-    OllamaPullStatus,
     OllamaShow,
 )
-from jaxllm.server.ollama.pulls import Pulls, hub_name
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
 from jaxllm.server.openai.model_tasks import supported
 from jaxllm.server.openai.prompt_fields import renamed
@@ -52,11 +43,6 @@ from jaxllm.server.pooling.vectors import numbers
 from jaxllm.text.prompts import ParsedPrompt
 from jaxllm.utils.async_utils import threaded_if_long
 
-_LATEST = ":latest"
-_FOREVER = "9999-12-31T23:59:59Z"
-_DIGEST_LETTERS = 12
-_FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-"""Ollama's names of float types."""
 _NAMES = {
     **{name: f"options.{name}" for name in OllamaOptions.__struct_fields__},
     "max_tokens": "options.num_predict",
@@ -78,14 +64,11 @@ class OllamaServing:
     def __init__(self, chat: OpenAIServingChat, embedding: ServingEmbedding | None) -> None:
         """Answer by way of `chat`, and of `embedding` if the model makes embeddings."""
         self._chat, self._embedding = chat, embedding
-        self._started = datetime.now(UTC).isoformat()
-        self._pulls = Pulls()
 
     def known(self, name: str) -> str:
         """Return the model's name on this server: Ollama's clients may add a tag. Raises what `models.check` does."""
-        names = [card.id for card in self._chat.models.show().data]
-        for known_name in (name, name + _LATEST, name.removesuffix(_LATEST)):
-            if known_name in names:
+        for known_name in spellings(name):
+            if self._chat.models.has(known_name):
                 return known_name
         self._chat.models.check(name)
         return name
@@ -154,7 +137,7 @@ class OllamaServing:
         outputs = await serving.outputs(asked, caller)
         return [each.outputs.data for each in outputs], sum(len(each.prompt_token_ids) for each in outputs)
 
-    def show(self, name: str) -> OllamaShow:
+    def show(self, name: str, details: OllamaDetails, modified_at: str) -> OllamaShow:
         """Return the description of the model for `/api/show`. Raises what `known` does."""
         self.known(name)
         ready = self._chat.engine_client.front.ready
@@ -167,73 +150,15 @@ class OllamaServing:
             capabilities.append("vision")
         return OllamaShow(
             template=ready.chat_template or "",
-            details=self._details,
+            details=details,
             model_info={"general.architecture": "jaxllm", "jaxllm.context_length": ready.max_model_len},
             capabilities=capabilities,
-            modified_at=self._started,
+            modified_at=modified_at,
         )
-
-    def tags(self) -> OllamaModels:
-        """Return the model's names, as `/api/tags` lists them."""
-        return OllamaModels([self._model(card.id) for card in self._chat.models.show().data])
-
-    def running(self) -> OllamaModels:
-        """Return the model's names, as `/api/ps` lists them: it is always loaded."""
-        longest = self._chat.engine_client.model_config.max_model_len
-        return OllamaModels([self._model(card.id, (_FOREVER, longest)) for card in self._chat.models.show().data])
-
-    async def pull(
-        self, request: OllamaPullRequest, args: argparse.Namespace
-    ) -> OllamaPullStatus | AsyncGenerator[bytes, None]:
-        """Download a model into the hub's cache; the lines of a stream tell how far it has come.
-
-        Raises VLLMValidationError for what is no name on the hub, and unless it is streamed for what cannot be had.
-        """
-        name, token = hub_name(request.model or request.name or ""), getattr(args, "hf_token", None)
-        events = self._pulls.follow(PullRequest(name, token, getattr(args, "download_dir", None)))
-        if request.stream is not False:
-            return _pull_lines(events)
-        async with aclosing(events):
-            async for event in events:
-                if event.stage == "failed":
-                    raise VLLMValidationError(event.error, parameter="model", value=name)
-        return OllamaPullStatus(status="success")
-
-    async def delete(self, name: str, args: argparse.Namespace) -> None:
-        """Delete a model from the hub's cache. Raises as `Pulls.delete` does."""
-        if name.removesuffix(_LATEST) in (card.id.removesuffix(_LATEST) for card in self._chat.models.show().data):
-            raise VLLMValidationError(f"model {name!r} is being served.", parameter="model", value=name)
-        config = self._chat.engine_client.model_config
-        draft = getattr(args, "speculative_config", None)
-        served = [config.model, config.tokenizer, *(card.root for card in self._chat.models.show().data)]
-        if isinstance(draft, dict) and draft.get("model"):
-            served.append(draft["model"])
-        await self._pulls.delete(hub_name(name), getattr(args, "download_dir", None), served)
-
-    def _model(self, name: str, loaded: tuple[str, int] | None = None) -> OllamaModel:
-        """Return the entry of a name, for `/api/ps` with its expiry and context length."""
-        tagged = name if ":" in name else name + _LATEST
-        expires_at, context_length = loaded or (UNSET, UNSET)
-        return OllamaModel(
-            name=tagged,
-            model=tagged,
-            modified_at=self._started,
-            size=self._chat.engine_client.front.ready.num_weight_bytes,
-            digest=hashlib.sha256(tagged.encode()).hexdigest(),
-            details=self._details,
-            expires_at=expires_at,
-            size_vram=UNSET if loaded is None else self._chat.engine_client.front.ready.num_weight_bytes,
-            context_length=context_length,
-        )
-
-    @property
-    def _details(self) -> OllamaDetails:
-        name = self._chat.engine_client.front.ready.weight_type
-        return OllamaDetails(quantization_level=_FLOATS.get(name, name))
 
     def _loaded(self, request: OllamaFields, *, is_chat: bool) -> OllamaAnswer:
         self.known(request.model)
-        return AnswerBuilder(request.model, is_chat=is_chat).loaded()
+        return AnswerBuilder(request.model, is_chat=is_chat).loaded(is_unloaded=asks_to_unload(request))
 
     def _request(self, request: OllamaFields, **fields: Any) -> ChatCompletionRequest:
         """Return the chat request of a request. Raises VLLMValidationError, naming the field."""
@@ -278,6 +203,11 @@ class OllamaServing:
         output = await turn.whole()
         [only] = output.outputs
         return builder.whole(turn.pieces(only), only, output)
+
+
+def asks_to_unload(request: OllamaFields) -> bool:
+    """Return whether a request without text asks for a model to leave. Raises VLLMValidationError."""
+    return request.keep_alive is not None and read_keep_alive(request.keep_alive) == 0
 
 
 def _normalized(vector: np.ndarray) -> np.ndarray:
@@ -376,27 +306,3 @@ def _calls(calls: Any, first: int) -> list[dict[str, Any]]:
             raise VLLMValidationError(text, parameter="messages")
         tool_calls.append({"id": call.get("id") or f"call_{first}_{j}", "type": "function", "function": function})
     return tool_calls
-
-
-async def _pull_lines(events: AsyncGenerator[PullEvent, None]) -> AsyncGenerator[bytes, None]:
-    """Yield the lines of a download. An error is the last one."""
-    async with aclosing(events):
-        yield encode_line(OllamaPullStatus(status="pulling manifest"))
-        async for event in events:
-            match event.stage:
-                case "download":
-                    yield encode_line(
-                        OllamaPullStatus(
-                            status=f"pulling {event.digest[:_DIGEST_LETTERS]}",
-                            digest=f"sha256:{event.digest}",
-                            total=event.num_bytes,
-                            completed=event.num_done,
-                        )
-                    )
-                case "verify":
-                    yield encode_line(OllamaPullStatus(status="verifying sha256 digest"))
-                case "done":
-                    yield encode_line(OllamaPullStatus(status="writing manifest"))
-                    yield encode_line(OllamaPullStatus(status="success"))
-                case "failed":
-                    yield encode_line(OllamaError(event.error))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from starlette.routing import Route
 
 from jaxllm.server.http.decoding import decode_request
-from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, Reply, Types
+from jaxllm.server.http.endpoint import EVENT_STREAM, Call, Endpoint, ModelEndpoint, Reply, Types
 from jaxllm.server.http.load_report import load_headers
+from jaxllm.server.http.model_names import name_in_query
 from jaxllm.server.http.sse import EventStream
+from jaxllm.server.models.registry import ServedModels
 from jaxllm.server.openai.chat_protocol import (
     CHAT_REFUSED,
     BatchChatCompletionRequest,
@@ -26,7 +29,7 @@ from jaxllm.server.openai.completion_protocol import (
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.serving_chat_batch import OpenAIServingChatBatch
 from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
-from jaxllm.server.openai.serving_models import ModelCard, ModelList, OpenAIServingModels
+from jaxllm.server.openai.serving_models import ModelCard, ModelList, find_card, list_models
 from jaxllm.server.openai.serving_tokenization import OpenAIServingTokenization
 from jaxllm.server.openai.tokenization_protocol import (
     DetokenizeRequest,
@@ -38,26 +41,28 @@ from jaxllm.server.openai.tokenization_protocol import (
 
 
 def routes(
-    models: Callable[[], OpenAIServingModels],
-    chat: Callable[[], OpenAIServingChat],
-    completion: Callable[[], OpenAIServingCompletion],
-    tokenization: Callable[[], OpenAIServingTokenization],
+    models: Callable[[], ServedModels[Any]],
+    chat: Callable[[Any], OpenAIServingChat],
+    completion: Callable[[Any], OpenAIServingCompletion],
+    tokenization: Callable[[Any], OpenAIServingTokenization],
 ) -> list[Route]:
-    """Return the routes."""
+    """Return the routes: `models` returns the server's, and the others what answers for a model."""
     chat_types = Types(ChatCompletionResponse, ChatCompletionRequest, ChatCompletionStreamResponse)
     batch_types = Types(ChatCompletionResponse, BatchChatCompletionRequest)
     completion_types = Types(CompletionResponse, CompletionRequest, CompletionStreamResponse)
-    get = {
+    get: dict[str, Endpoint[Any]] = {
         "/v1/models": Endpoint(show_models, models, Types(ModelList), takes_json=False),
         "/v1/models/{model:path}": Endpoint(show_model, models, Types(ModelCard), takes_json=False),
-        "/tokenizer_info": Endpoint(show_tokenizer, tokenization, Types(TokenizerInfo), takes_json=False),
+        "/tokenizer_info": ModelEndpoint(
+            show_tokenizer, tokenization, Types(TokenizerInfo), takes_json=False, names=name_in_query
+        ),
     }
     post = {
-        "/v1/chat/completions": Endpoint(answer_chat, chat, chat_types, runs_model=True),
-        "/v1/chat/completions/batch": Endpoint(answer_chat_batch, chat, batch_types, runs_model=True),
-        "/v1/completions": Endpoint(answer_completion, completion, completion_types, runs_model=True),
-        "/tokenize": Endpoint(tokenize, tokenization, Types(TokenizeResponse, TokenizeRequest)),
-        "/detokenize": Endpoint(detokenize, tokenization, Types(DetokenizeResponse, DetokenizeRequest)),
+        "/v1/chat/completions": ModelEndpoint(answer_chat, chat, chat_types, runs_model=True),
+        "/v1/chat/completions/batch": ModelEndpoint(answer_chat_batch, chat, batch_types, runs_model=True),
+        "/v1/completions": ModelEndpoint(answer_completion, completion, completion_types, runs_model=True),
+        "/tokenize": ModelEndpoint(tokenize, tokenization, Types(TokenizeResponse, TokenizeRequest)),
+        "/detokenize": ModelEndpoint(detokenize, tokenization, Types(DetokenizeResponse, DetokenizeRequest)),
     }
     return [
         *(Route(path, endpoint, methods=["GET"]) for path, endpoint in get.items()),
@@ -65,14 +70,14 @@ def routes(
     ]
 
 
-async def show_models(serving: OpenAIServingModels, _call: Call) -> Reply:
+async def show_models(models: ServedModels[Any], _call: Call) -> Reply:
     """List the models."""
-    return Reply.json(serving.show())
+    return Reply.json(list_models(models))
 
 
-async def show_model(serving: OpenAIServingModels, call: Call) -> Reply:
+async def show_model(models: ServedModels[Any], call: Call) -> Reply:
     """Show a model."""
-    return Reply.json(serving.find(call.path["model"]))
+    return Reply.json(find_card(models, call.path["model"]))
 
 
 async def answer_chat(serving: OpenAIServingChat, call: Call) -> Reply:

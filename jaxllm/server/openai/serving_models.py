@@ -1,20 +1,26 @@
-"""Serve the list of models: the loaded model, by one or more names, and its LoRA adapters."""
+"""Serve the list of models, each by one or more names, with their LoRA adapters."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import LoRAAdapterNotFoundError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.resolve.vllm_config import ModelConfig
-from jaxllm.server.http.errors import RequestFailedError
+from jaxllm.server.http.errors import RequestFailedError, unknown_model
+from jaxllm.server.models.entry import ModelEntry
+from jaxllm.server.models.registry import ServedModels
+
+logger = logging.getLogger(__name__)
 
 
 class LoRAModule(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,11 +58,16 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What it was loaded from."""
     parent: str | None = None
     """The model that the adapter is for."""
-    max_model_len: int
+    max_model_len: int | None
+    """None for a model that has not been loaded yet, as the next two are empty for it."""
     default_sampling_params: dict[str, Any]
     """The default sampling parameters from the model or a flag."""
     capabilities: dict[str, bool]
     """`vision`: whether messages may have images."""
+    status: str = "ready"
+    """Where the model is: absent, loading, ready, leaving, asleep or failed."""
+    error: str | UnsetType = UNSET
+    """Why it could not be loaded, or has ended."""
 
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,11 +125,14 @@ class OpenAIServingModels:
         """Return the model's name in answers."""
         return self._names[0]
 
+    def has(self, name: str) -> bool:
+        """Return whether the model, or an adapter, has this name."""
+        return name in self._cards
+
     def check(self, name: str | None) -> None:
         """Raise RequestFailedError, 404, for an unknown name. None is the model itself."""
         if name is not None and name not in self._cards:
-            message = f"The model `{name}` does not exist."
-            raise RequestFailedError(HTTPStatus.NOT_FOUND, message, param="model")
+            raise unknown_model(name)
 
     def shown(self, name: str | None) -> str:
         """Return the name in the answer to a request: an adapter's, or the model's."""
@@ -128,15 +142,9 @@ class OpenAIServingModels:
         """Return the adapter of a request's model name; None for the model itself."""
         return None if name is None else self._adapters.get(name)
 
-    def find(self, name: str) -> ModelCard:
-        """Return the entry of a model by name. Raises RequestFailedError, 404, for another."""
-        self.check(name)
-        return self._cards[name]
-
-    def show(self) -> ModelList:
+    def cards(self) -> list[ModelCard]:
         """Return the entries of all names."""
-        cards = list(self._cards.values())
-        return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
+        return list(self._cards.values())
 
     def share(self, next_number: Callable[[], int], tell: Callable[[AdapterChange], Awaitable[None]]) -> None:
         """Share later changes of the adapters with other front ends: `next_number` returns the numbers of new ones, and
@@ -191,6 +199,17 @@ class OpenAIServingModels:
             )
             await self._apply(change)
 
+    async def add_others(self, engine: AsyncLLM, before: OpenAIServingModels) -> None:
+        """Load what another had besides. One that cannot be loaded any more is logged and left out."""
+        for request in before._adapters.values():
+            if request.lora_name in self._adapters:
+                continue
+            module = LoRAModule(name=request.lora_name, path=request.lora_path, base_model_name=request.base_model_name)
+            try:
+                await self.add(engine, module)
+            except VLLMValidationError as error:
+                logger.warning("the adapter %s is lost: %s", request.lora_name, error)
+
     async def remove(self, engine: AsyncLLM, name: str) -> None:
         """Unload an adapter; running requests keep it. Raises RequestFailedError, 404, for an unknown name."""
         async with self._changes:
@@ -206,18 +225,56 @@ class OpenAIServingModels:
         return self._num_added + 1 if self._next_number is None else self._num_at_start + self._next_number()
 
     def _card(self, name: str, root: str, parent: str | None = None) -> ModelCard:
-        now = datetime.now(UTC).replace(microsecond=0)
         return ModelCard(
-            id=name,
-            display_name=name,
-            created_at=now.isoformat().replace("+00:00", "Z"),
-            created=int(now.timestamp()),
+            **_dated(name, datetime.now(UTC).replace(microsecond=0)),
             root=root,
             parent=parent,
             max_model_len=self._max_model_len,
             default_sampling_params=self._sampling,
             capabilities={"vision": self._sees},
         )
+
+
+def list_models(models: ServedModels[Any]) -> ModelList:
+    """Return the entries of all models of a server, and of their adapters."""
+    cards = [card for entry in models.entries for card in cards_of(entry)]
+    return ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id)
+
+
+def find_card(models: ServedModels[Any], name: str) -> ModelCard:
+    """Return the entry of a model or an adapter. Raises RequestFailedError, 404, for an unknown name."""
+    entry = models.find((name,))
+    card = next((card for card in cards_of(entry) if card.id == name), None)
+    if card is None:
+        raise unknown_model(name)
+    return card
+
+
+def cards_of(entry: ModelEntry[Any]) -> list[ModelCard]:
+    """Return the entries of a model and its adapters, with the state that it is in."""
+    if entry.record is not None:
+        shown: dict[str, Any] = {"status": entry.state.value, "error": entry.error or UNSET}
+        return [msgspec.structs.replace(card, **shown) for card in entry.record.models.cards()]
+    parents = dict.fromkeys(entry.names) | dict.fromkeys(entry.adapters, entry.name)
+    return [
+        ModelCard(
+            **_dated(name, entry.created),
+            root=entry.source,
+            parent=parent,
+            max_model_len=None,
+            default_sampling_params={},
+            capabilities={},
+            status=entry.state.value,
+            error=entry.error or UNSET,
+        )
+        for name, parent in parents.items()
+    ]
+
+
+def _dated(name: str, created: datetime) -> dict[str, Any]:
+    """Return the fields of an entry that say its name and its time."""
+    text = created.isoformat().replace("+00:00", "Z")
+    return {"id": name, "display_name": name, "created_at": text, "created": int(created.timestamp())}
 
 
 async def _load(engine: AsyncLLM, request: LoRARequest) -> None:

@@ -5,14 +5,15 @@ Their users can make the server read any folder, and the hub.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 from starlette.routing import Route
 
-from jaxllm.server.http.decoding import decode_request
-from jaxllm.server.http.endpoint import Call, Endpoint, Reply
+from jaxllm.server.http.decoding import decode_request, peek
+from jaxllm.server.http.endpoint import Call, ModelEndpoint, Reply
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.openai.serving_models import AdapterLoadError, LoRAModule, OpenAIServingModels
 
@@ -26,6 +27,8 @@ class LoadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
     """A folder in PEFT's form, or a repository of the hub with the same files."""
     load_inplace: bool = False
     """Reload the adapter of this name if it exists."""
+    model: str | None = None
+    """The model that it is for, on a server with several."""
 
 
 LOAD_REFUSED = {"is_3d_lora_weight": "the form of an adapter's weights is found from them; leave it out"}
@@ -40,12 +43,17 @@ class UnloadLoRAAdapterRequest(msgspec.Struct, kw_only=True):
     """It is ignored: names are unique."""
 
 
-def routes(models: Callable[[], OpenAIServingModels]) -> list[Route]:
-    """Return the routes."""
+def routes(pick: Callable[[Any], OpenAIServingModels]) -> list[Route]:
+    """Return the routes: `pick` returns the names of a model and its adapters."""
+    unload = ModelEndpoint(unload_adapter, pick, wakes=True, names=_adapter)
     return [
-        Route("/v1/load_lora_adapter", Endpoint(load_adapter, models), methods=["POST"]),
-        Route("/v1/unload_lora_adapter", Endpoint(unload_adapter, models), methods=["POST"]),
+        Route("/v1/load_lora_adapter", ModelEndpoint(load_adapter, pick, wakes=True), methods=["POST"]),
+        Route("/v1/unload_lora_adapter", unload, methods=["POST"]),
     ]
+
+
+async def _adapter(body: bytes, _headers: Mapping[bytes, bytes], _query: bytes) -> tuple[str, ...]:
+    return (peek(body, UnloadLoRAAdapterRequest).lora_name,)
 
 
 async def load_adapter(models: OpenAIServingModels, call: Call) -> Reply:

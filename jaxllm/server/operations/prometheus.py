@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
@@ -44,32 +44,42 @@ class MeasuredEngine(Protocol):
         ...
 
 
+type Engines = Callable[[], Iterable[tuple[Mapping[str, str], MeasuredEngine]]]
+"""A function that returns engines, each with labels that tell its metrics from those of others."""
+
+
+def _all(engine: MeasuredEngine | Engines) -> Engines:
+    return engine if callable(engine) else lambda: [({}, engine)]
+
+
 class EngineCollector(Collector):
     """Collects an engine's metrics on request, under the server's prefix."""
 
-    def __init__(self, engine: MeasuredEngine, prefix: str) -> None:
-        self._engine, self._prefix = engine, prefix
+    def __init__(self, engine: MeasuredEngine | Engines, prefix: str) -> None:
+        self._engines, self._prefix = _all(engine), prefix
 
     def collect(self) -> Iterator[Metric]:
         """Yield a family for each name."""
         families: dict[str, Metric] = {}
-        for metric in self._engine.get_metrics():
-            name = metric.name.removeprefix(engine_metrics.PREFIX)
-            family = families.get(name)
-            if family is None:
-                family = families[name] = self._family(name, metric)
-            _add(family, metric)
+        for more, engine in self._engines():
+            for metric in engine.get_metrics():
+                name = metric.name.removeprefix(engine_metrics.PREFIX)
+                labels = {**more, **metric.labels}
+                family = families.get(name)
+                if family is None:
+                    family = families[name] = self._family(name, metric, labels)
+                _add(family, metric, list(labels.values()))
         yield from families.values()
 
-    def _family(self, name: str, metric: engine_metrics.Metric) -> Metric:
+    def _family(self, name: str, metric: engine_metrics.Metric, labels: Mapping[str, str]) -> Metric:
         kinds = {
             engine_metrics.Counter: CounterMetricFamily,
             engine_metrics.Gauge: GaugeMetricFamily,
             engine_metrics.Histogram: HistogramMetricFamily,
             engine_metrics.Vector: CounterMetricFamily,
         }
-        labels = [*metric.labels, *(["position"] if isinstance(metric, engine_metrics.Vector) else [])]
-        return kinds[type(metric)](self._shown(name), HELP[name], labels=labels)
+        names = [*labels, *(["position"] if isinstance(metric, engine_metrics.Vector) else [])]
+        return kinds[type(metric)](self._shown(name), HELP[name], labels=names)
 
     def _shown(self, name: str) -> str:
         """Return a metric's name: exactly vLLM's under vLLM's prefix; under another, "_total" is only for counters, as
@@ -78,8 +88,7 @@ class EngineCollector(Collector):
         return self._prefix + (name if self._prefix == engine_metrics.PREFIX else name.removesuffix("_total"))
 
 
-def _add(family: Metric, metric: engine_metrics.Metric) -> None:
-    labels = list(metric.labels.values())
+def _add(family: Metric, metric: engine_metrics.Metric, labels: list[str]) -> None:
     match metric, family:
         case engine_metrics.Histogram(), HistogramMetricFamily():
             family.add_metric(labels, [(bound, float(n)) for bound, n in metric.buckets.items()], metric.sum)
@@ -165,17 +174,19 @@ def show(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
 class CoreProcesses(Collector):
     """Collects the memory and CPU time of an engine's core processes, by replica."""
 
-    def __init__(self, engine: MeasuredEngine) -> None:
-        self._engine = engine
+    def __init__(self, engine: MeasuredEngine | Engines) -> None:
+        self._engines = _all(engine)
 
     def collect(self) -> Iterator[Metric]:
         """Yield a family for each name."""
         families: dict[str, Metric] = {}
-        for index, pid in self._engine.core_pids.items():
+        pids = ((more, *each) for more, engine in self._engines() for each in engine.core_pids.items())
+        for more, index, pid in pids:
             for metric in ProcessCollector("jaxllm_core", pid=partial(int, pid), registry=None).collect():
                 family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
                 for sample in metric.samples:
-                    family.add_sample(sample.name, {**sample.labels, "engine": str(index)}, sample.value)
+                    labels = {**sample.labels, **more, "engine": str(index)}
+                    family.add_sample(sample.name, labels, sample.value)
         yield from families.values()
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from prometheus_client.registry import CollectorRegistry
 from starlette.routing import Route
 
-from jaxllm.exceptions import EngineDeadError
 from jaxllm.server.http.endpoint import Call, Endpoint, Reply
 from jaxllm.server.http.state import ServerState, check_serving
 from jaxllm.server.operations.prometheus import show
@@ -23,7 +22,7 @@ type GatherMetrics = Callable[[], Awaitable[CollectorRegistry]]
 
 
 def routes(state: ServerState | Any, gather: Callable[[], GatherMetrics]) -> list[Route]:
-    """Return the routes; `gather` returns how metrics are gathered. `state` must have its engine before the first
+    """Return the routes; `gather` returns how metrics are gathered. `state` must have its models before the first
     request.
     """
     return [
@@ -37,7 +36,10 @@ def routes(state: ServerState | Any, gather: Callable[[], GatherMetrics]) -> lis
 
 
 async def check_health(state: ServerState, _call: Call) -> Reply:
-    """Check readiness: 503 while the server drains or the engine sleeps, 500 once the engine has ended."""
+    """Check readiness: 503 while the server drains or its engine sleeps, 500 once it has ended.
+
+    With several models it is 503 if all have failed.
+    """
     await check_serving(state)
     return Reply(b"")
 
@@ -48,9 +50,8 @@ async def ping(state: ServerState, call: Call) -> Reply:
 
 
 async def check_life(state: ServerState, _call: Call) -> Reply:
-    """Check liveness: 500 once the engine has ended."""
-    if state.engine_client.is_stopped:
-        raise EngineDeadError("The engine has ended.")
+    """Check liveness: 500 once the only engine has ended."""
+    state.models.check_alive()
     return Reply(b"")
 
 

@@ -21,6 +21,8 @@ export class Status {
     this.rows = [];
     this.speed = new Chart(get("speed"), { show: showNumber, isLine: true });
     this.ttft = new Chart(get("ttft"), { show: showSeconds, isLine: false });
+    this.cards = []; // what /v1/models says of each name
+    get("models").addEventListener("change", () => this.choose(get("models").value));
     get("values").addEventListener("toggle", () => this.showRows());
     document.addEventListener("visibilitychange", () => this.restart());
   }
@@ -43,7 +45,8 @@ export class Status {
     if (!isUp) this.model = null; // another server may come in its place
     if (!isUp || this.needsKey) return;
     try {
-      if (this.model === null) await this.showModel();
+      if (this.model === null) await this.showServer();
+      else if (!get("models").hidden) await this.showModels();
       this.showFigures(read(await (await ask("metrics", limit())).text()));
     } catch (error) {
       if (error.status !== 401) return; // the state has been shown already
@@ -73,17 +76,35 @@ export class Status {
     pill.title = why;
   }
 
-  async showModel() {
-    const [models, version] = await Promise.all(
-      ["v1/models", "version"].map(async (path) => (await ask(path, limit())).json()),
-    );
-    const { id, max_model_len } = models.data[0];
-    get("model").textContent = id;
+  async showServer() {
+    this.version = (await (await ask("version", limit())).json()).version;
+    await this.showModels();
+  }
+
+  /** Show the model, or which of several is chosen, and the states of all. */
+  async showModels() {
+    this.cards = (await (await ask("v1/models", limit())).json()).data;
+    const models = this.cards.filter((card) => card.parent === null);
+    const isOne = models.every((card) => card.max_model_len !== null && card.root === models[0].root);
+    const states = this.cards.map(({ id, status }) => new Option(status === "absent" ? id : `${id} · ${status}`, id));
+    const choice = get("models");
+    if (choice.hidden || states.length !== choice.options.length) choice.replaceChildren(...states);
+    states.forEach((state, i) => (choice.options[i].text = state.text)); // in place, so that an open list stays open
+    choice.hidden = isOne;
+    get("model").classList.toggle("hidden", !isOne);
+    const isKnown = this.cards.some((card) => card.id === this.model);
+    this.choose(isKnown ? this.model : this.cards[0].id);
+  }
+
+  choose(name) {
+    const { id, max_model_len, default_sampling_params, capabilities } = this.cards.find((card) => card.id === name);
+    get("model").textContent = get("models").value = id;
     document.title = `${id} · jaxllm`;
-    get("about").textContent = `jaxllm ${version.version} · context of ${max_model_len.toLocaleString("en")} tokens`;
+    const length = max_model_len === null ? "" : ` · context of ${max_model_len.toLocaleString("en")} tokens`;
+    get("about").textContent = `jaxllm ${this.version}${length}`;
     this.model = id;
-    this.sampling = models.data[0].default_sampling_params;
-    this.sees = models.data[0].capabilities.vision;
+    this.sampling = default_sampling_params;
+    this.sees = capabilities.vision === true;
     get("add-picture").hidden = !this.sees;
   }
 

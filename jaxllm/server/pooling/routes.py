@@ -8,10 +8,8 @@ from typing import Any
 from starlette.routing import Route
 
 from jaxllm.server.http.decoding import decode_request
-from jaxllm.server.http.endpoint import Call, Endpoint, Reply, Types
-from jaxllm.server.http.state import ServerLoad
+from jaxllm.server.http.endpoint import Call, ModelEndpoint, Reply, Types
 from jaxllm.server.openai.model_tasks import supported
-from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.pooling.classification_protocol import ClassificationRequest, ClassificationResponse
 from jaxllm.server.pooling.cohere_protocol import COHERE_REFUSED, CohereEmbedRequest, CohereEmbedResponse
 from jaxllm.server.pooling.embedding_protocol import EmbeddingRequest, EmbeddingResponse
@@ -33,16 +31,13 @@ SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 
-def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> PooledServing:
-    """Return the object that answers the routes; `chat` renders its conversations."""
-    return PooledServing.of(chat, chat.args)
-
-
-def routes(serving: Callable[[], PooledServing]) -> list[Route]:
-    """Return the routes, which any model has: a model that cannot serve a route refuses its requests."""
+def routes(pick: Callable[[Any], PooledServing]) -> list[Route]:
+    """Return the routes, which any model has: a model that cannot serve a route refuses its requests. `pick` returns
+    what answers for a model.
+    """
 
     def route(path: str, handler: Handler, response: Any, request: Any) -> Route:
-        return Route(path, Endpoint(handler, serving, Types(response, request), runs_model=True), methods=["POST"])
+        return Route(path, ModelEndpoint(handler, pick, Types(response, request), runs_model=True), methods=["POST"])
 
     return [
         route("/v1/embeddings", answer_embedding, EmbeddingResponse, EmbeddingRequest),

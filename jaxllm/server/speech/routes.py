@@ -12,12 +12,11 @@ from starlette.routing import Route
 from jaxllm.config.environment import audio_limits
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.decoding import LONG_BODY, decode
-from jaxllm.server.http.endpoint import EVENT_STREAM, BodyLimit, Call, Endpoint, Reply, Types
+from jaxllm.server.http.endpoint import EVENT_STREAM, BodyLimit, Call, ModelEndpoint, Reply, Types
 from jaxllm.server.http.forms import Form, read_form
+from jaxllm.server.http.model_names import name_in_form
 from jaxllm.server.http.sse import EventStream
-from jaxllm.server.http.state import ServerLoad
 from jaxllm.server.openai.model_tasks import supported
-from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.speech.paths import SPEECH_TASKS
 from jaxllm.server.speech.protocol import (
     GRANULARITIES,
@@ -38,19 +37,17 @@ _FIELDS_BYTES = 1 << 20
 _TEXT = b"text/plain; charset=utf-8"
 
 
-def make_serving(chat: OpenAIServingChat, _load: ServerLoad) -> Serving:
-    """Return the object that answers the routes; None for a model that does not transcribe, or has no tokenizer."""
-    return OpenAIServingTranscription.of(chat)
-
-
-def routes(serving: Callable[[], Serving]) -> list[Route]:
-    """Return the routes, which any model has: one that does not transcribe refuses their requests."""
+def routes(pick: Callable[[Any], Serving]) -> list[Route]:
+    """Return the routes, which any model has: one that does not transcribe refuses their requests. `pick` returns what
+    answers for a model.
+    """
     form = BodyLimit(audio_limits()[0] + _FIELDS_BYTES, "JAXLLM_MAX_AUDIO_CLIP_FILESIZE_MB")
     answers = TranscriptionResponse, TranscriptionResponseVerbose
     types = Types(answers, TranscriptionForm, TranscriptionStreamResponse, has_text=True)
+    options: dict[str, Any] = {"runs_model": True, "names": name_in_form}
     handlers = {"transcribe": answer_transcription, "translate": answer_translation}
     return [
-        Route(path, Endpoint(handlers[task], serving, types, form=form, runs_model=True), methods=["POST"])
+        Route(path, ModelEndpoint(handlers[task], pick, types, form=form, **options), methods=["POST"])
         for path, task in SPEECH_TASKS.items()
     ]
 

@@ -21,6 +21,7 @@ from jaxllm.resolve.async_engine_args import AsyncEngineArgs
 from tests.async_engine.support import mock_llm, tiny_args
 from tests.e2e.media_goldens import folder as media_folder
 from tests.e2e.media_goldens import picture
+from tests.server.models.support import fields, several_served, use_mock_cores
 from tests.server.support import Served, mock_served, served
 
 CHROMIUM = find_chromium()
@@ -86,6 +87,7 @@ def test_a_conversation_by_keyboard(browser: Browser, server: Served) -> None:
     with opened(browser, server) as page:
         state(page, "ready")
         page.wait("document.querySelector('#model').textContent === 'tiny'")
+        assert page.evaluate("document.querySelector('#models').hidden") is True
         page.evaluate("document.activeElement.blur()")
         page.press("/")
         page.write(markup)
@@ -105,6 +107,27 @@ def test_a_conversation_by_keyboard(browser: Browser, server: Served) -> None:
         assert "60 tokens · max tokens reached" in figures
         rate = float(figures.split(" tokens/s")[0].rpartition(" ")[2])
         assert RATE / 4 < rate < RATE * 1.5
+        assert page.errors == []
+
+
+def test_one_of_several_models_is_chosen_and_loads(
+    browser: Browser, tokenizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list shows the states, and the chat goes to the model that is chosen, also after the next look."""
+    use_mock_cores(monkeypatch)
+    models = {name: fields(tokenizer) for name in ("a", "b")}
+    labels = "[...document.querySelector('#models').options].map((each) => each.text).join()"
+    with several_served(tmp_path / "models.yaml", models) as server, opened(browser, server) as page:
+        page.wait(f"{labels} === 'a,b'")
+        page.evaluate("document.querySelector('#models').value = 'b'")
+        page.evaluate("document.querySelector('#models').dispatchEvent(new Event('change'))")
+        say(page, "hello", max_tokens=3)
+        assert answered(page) in TEXT.read_text()
+        page.evaluate(POLL_NOW)
+        page.wait(f"{labels} === 'a,b · ready'")
+        assert page.text("#model") == page.evaluate("document.querySelector('#models').value") == "b"
+        assert "context of" in page.text("#about")
+        assert [card["status"] for card in server.get("/v1/models").json["data"]] == ["absent", "ready"]
         assert page.errors == []
 
 

@@ -88,7 +88,7 @@ def test_the_conversation_goes_on_without_them(server: Served) -> None:
     first = server.post(PATH, {"input": "21 degrees", "temperature": 0} | INCLUDE).json
     assert parts_of(first)[0]["logprobs"]
     assert server.get(f"{PATH}/{first['id']}").json == first
-    turns = server.app.state.openai_serving_responses.store.find(first["id"], "response_id").turns
+    turns = server.app.state.kept_responses.store.find(first["id"], "response_id").turns
     assert b'"logprobs":[]' in turns[-1]
     second = server.post(PATH, {"input": "weather?", "previous_response_id": first["id"]})
     assert second.status == 200

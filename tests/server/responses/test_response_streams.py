@@ -172,7 +172,7 @@ def test_running_logs_share_their_room() -> None:
 
 
 def test_the_events_count_in_the_store(mock_server: Served) -> None:
-    store = mock_server.app.state.openai_serving_responses.store
+    store = mock_server.app.state.kept_responses.store
     made = events_of(mock_server.post(PATH, LONG))[-1]["response"]["id"]
     kept, before = store.find(made, "response_id"), store.num_bytes
     assert kept.log.num_bytes > 300 * 100
