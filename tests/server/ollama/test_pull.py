@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import hashlib
 import http.client
 import json
@@ -125,10 +124,11 @@ def test_a_damaged_file_is_not_kept(server: Served, cache: Path, hub: HubServer)
 
 def test_what_is_served_is_not_deleted(server: Served, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = put(cache, "org/served", COMMIT, {"config.json": b"{}"})
+    [entry] = server.app.state.models.entries
     config = server.llm.model_config
-    for field, value in (("tokenizer", "org/served"), ("model", str(folder / "snapshots" / COMMIT))):
-        served_config = dataclasses.replace(config, **{field: value})
-        monkeypatch.setattr(type(server.llm), "model_config", served_config)
+    assert entry.sources == (config.model, config.tokenizer)
+    for source in ("org/served", str(folder / "snapshots" / COMMIT)):
+        monkeypatch.setattr(entry, "sources", ("another/model", source))
         answer = server.ask("DELETE", "/api/delete", {"model": "org/served"})
         assert (answer.status, answer.json) == (400, {"error": "model 'org/served' is being served."})
         assert names(cache, "org/served") == {"config.json"}
