@@ -109,7 +109,7 @@ class Admission:
 
     def _give_up_blocks(self, request: Request, step: StepBuilder) -> bool:
         """Free blocks that are kept for forks, or came for others that wait; return False if there are none."""
-        return self._forks.give_up_parked(request, step.donors) or self._tiers.give_up(spared=[request])
+        return self._forks.give_up_parked(request, step.donors) or self._tiers.give_up(request)
 
     def share_out(self, step: StepBuilder, running: Collection[Request], late: Collection[str]) -> dict[Request, int]:
         """Return the most tokens of an empty step that some prompts may have, beside the next tokens of streams."""

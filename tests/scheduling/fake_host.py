@@ -35,7 +35,7 @@ class FakeHost:
         """A block of a fetch takes one of these."""
         self._files: dict[tuple[int, bytes], Any] = {}
         self.lose_moves()
-        self.num_loads = self.num_from_files = self.num_given_up = self.num_failures = 0
+        self.num_fetches = self.num_loads = self.num_from_files = self.num_given_up = self.num_failures = 0
 
     def lose_moves(self) -> None:
         """Lose the moves under way and what is in slots; files stay."""
@@ -58,6 +58,7 @@ class FakeHost:
         slots = [(save.holder, save.slot) for save, _ in self._saves]
         assert len(set(slots)) == len(slots), "two saves are under way to one slot"
         self._fetches |= moves.fetches
+        self.num_fetches += len(moves.fetches)
         self._given_up.update(moves.given_up)
         self.num_given_up += len(moves.given_up)
 

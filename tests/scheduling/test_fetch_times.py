@@ -78,11 +78,13 @@ def test_all_are_made_where_none_may_be_refused() -> None:
     assert times.pays({FROM_HOST: 10}, 40, 8)
 
 
-def simulate(host_seconds: float, num_host_blocks: int = 200) -> Simulation:
-    """Return a simulation whose device has room for 16 blocks, and whose host never fails and writes all to files."""
+def simulate(
+    host_seconds: float, num_host_blocks: int = 200, *, num_blocks: int = 16, max_num_seqs: int = 3
+) -> Simulation:
+    """Return a simulation whose device has room for few blocks, and whose host never fails and writes all to files."""
     config = make_config(
-        num_blocks=1 + 16,
-        max_num_seqs=3,
+        num_blocks=1 + num_blocks,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=16,
         num_host_blocks=(num_host_blocks,),
         root_hash=bytes(32),
@@ -129,3 +131,19 @@ def test_without_slow_files_or_room_for_them_the_host_gives_what_it_has(
             simulation.step()
             simulation._end_moves(all_of_them=True)
     assert (host.num_loads, host.num_from_files) == (6 + num_from_files, num_from_files)
+
+
+@pytest.mark.parametrize(("num_blocks", "num_tokens"), [(25, 40), (17, 50)])
+def test_a_request_in_line_keeps_what_was_fetched_for_it(num_blocks: int, num_tokens: int) -> None:
+    """The devices have blocks for two requests, or for one: the others in line must not take them in turns."""
+    simulation = simulate(1e-6, num_blocks=num_blocks, max_num_seqs=4)
+    num_before = 0
+    for round_number in range(3):
+        num_before = simulation.host.num_fetches
+        for number in range(12):
+            prompt = [number + 1] * num_tokens
+            simulation.add(make_request(f"{round_number} {number}", prompt, max_tokens=6, arrival=number))
+        simulation.run()
+    assert simulation.host.num_loads > 0
+    assert simulation.host.num_fetches - num_before <= 12
+    assert simulation.host.num_given_up == 0

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from jaxllm.scheduling.cache.block_pool import BlockPool
@@ -342,12 +343,16 @@ class Tiers:
         for load in loads:
             self._hosts[load.holder].release([load.slot])
 
-    def give_up(self, spared: Collection[Request] = ()) -> bool:
-        """Release the blocks of the request that got them last and is not spared; return False if there is none."""
-        request = next((each for each in reversed(self._pending) if each not in spared), None)
-        if request is not None:
-            self.release(request)
-        return request is not None
+    def give_up(self, wanting: Request | None = None) -> bool:
+        """Release the blocks of the last request in line that has some; return False if there is none.
+
+        One that wants them gets no blocks of those before it, which would fetch them again at once.
+        """
+        last = max(self._pending, key=attrgetter("order"), default=None)
+        if last is None or (wanting is not None and last.order <= wanting.order):
+            return False
+        self.release(last)
+        return True
 
     def forget_all(self, *, with_files: bool = True) -> None:
         """Forget what the host has, and what is on its way there; files too unless told otherwise."""
