@@ -139,6 +139,8 @@ class _Ending:
 
     def _end(self) -> None:
         self._models.cut_off(EngineBusyError(_CUT_OFF))
+        for cut_off in self._load.cut_offs:
+            cut_off()
         self._server.end()
 
 

@@ -541,4 +541,6 @@ ROUTES: dict[str, Requests] = {
         OllamaEmbeddingRequest, {"model": "tiny", "prompt": "ab"}, EMBED | {"prompt": Effect("cd")}
     ),
 }
-"""The requests that servers decode, by path, except those of adapters (`test_adapters.py`)."""
+"""The requests that servers decode, by path, except those of adapters (`test_adapters.py`) and of downloads
+(`ollama/test_pull.py`).
+"""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -27,6 +27,8 @@ class ServerLoad:
     """True once the server is to end: it then refuses requests."""
     turns: Turns = field(default_factory=lambda: Turns(4))
     """The turns of the event loop in which requests begin. One takes 1 ms, and tokens of streams wait meanwhile."""
+    cut_offs: set[Callable[[], object]] = field(default_factory=set)
+    """What ends answers that do not come from an engine, once the server is to end."""
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:

@@ -25,6 +25,10 @@ class OllamaLibrary:
     def __init__(self) -> None:
         self._pulls = Pulls()
 
+    def cut_off(self) -> None:
+        """End all downloads, for the server ends."""
+        self._pulls.cut_off()
+
     async def pull(
         self, request: OllamaPullRequest, args: argparse.Namespace
     ) -> OllamaPullStatus | AsyncGenerator[bytes, None]:

@@ -83,6 +83,11 @@ class _Download:
         if self._process is not None:
             self._process.kill()
 
+    def cut_off(self) -> None:
+        """End the download, and tell all who follow it."""
+        self._take(PullEvent("failed", error="the server is about to end, and the download with it."))
+        self.give_up()
+
     def _run(self) -> None:
         """Run the process of the download, and hand its reports to the event loop."""
         last = PullEvent("failed", error="the download has ended before its time; the server's log tells more.")
@@ -142,6 +147,11 @@ class Pulls:
                 download.give_up()
                 if self._downloads.get(request) is download:
                     del self._downloads[request]
+
+    def cut_off(self) -> None:
+        """End all downloads, for the server ends."""
+        for download in list(self._downloads.values()):
+            download.cut_off()
 
     async def delete(self, name: str, download_dir: str | None, served: Iterable[str]) -> None:
         """Delete a model, or one GGUF file of it, from the hub's cache.

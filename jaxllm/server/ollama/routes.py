@@ -147,6 +147,7 @@ async def pull_model(library: OllamaLibrary, call: Call) -> Reply:
     """Download a model from the hub, for a later server."""
     check_enabled(call.state.server_args.enable_pull)
     request = await decode_request(call.body, OllamaPullRequest, {})
+    call.state.load.cut_offs.add(library.cut_off)
     answer = await library.pull(request, call.state.args)
     return Reply.json(answer) if isinstance(answer, OllamaPullStatus) else Reply(answer, content_type=LINES)
 

@@ -241,6 +241,12 @@ def test_texts_to_embed_are_cut_unless_that_is_forbidden(embeds: Served) -> None
     assert str(longest) in refused.json["error"]
 
 
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+def test_a_model_that_generates_makes_no_embeddings(server: Served, path: str) -> None:
+    answer = server.post(path, {"model": "tiny", "input": "a b", "prompt": "a b"})
+    assert (answer.status, answer.json) == (400, {"error": "The model does not support Embeddings API"})
+
+
 def test_one_embedding_in_the_older_form(embeds: Served) -> None:
     answer = embeds.post("/api/embeddings", {"model": "tiny", "prompt": "a b", "options": {"num_ctx": 8}})
     plain = embeds.post("/v1/embeddings", {"input": "a b", "use_activation": False}).json["data"][0]["embedding"]

@@ -366,3 +366,18 @@ def test_a_download_that_nobody_follows_ends(downloads: Downloads) -> None:
         assert downloads.started[0].is_killed
 
     asyncio.run(run())
+
+
+def test_the_end_of_a_server_ends_its_downloads(downloads: Downloads) -> None:
+    async def run() -> None:
+        shared = Pulls()
+        reading = shared.follow(REQUEST)
+        asking = asyncio.ensure_future(take(reading))
+        await asyncio.sleep(0.05)
+        shared.cut_off()
+        assert (await asking) == PullEvent("failed", error="the server is about to end, and the download with it.")
+        assert downloads.started[0].is_killed
+        with pytest.raises(StopAsyncIteration):
+            await take(reading)
+
+    asyncio.run(run())
