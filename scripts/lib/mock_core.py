@@ -91,6 +91,7 @@ class MockCore(HoldsAdapters):
 
     is_compiling = False
     is_warm = True
+    is_paused = False
     num_compiled = 0
     weight_version: str | int = "default"
 
@@ -229,6 +230,10 @@ class MockCore(HoldsAdapters):
         """Take requests again once all parts are awake."""
         self._asleep -= set(tags)
 
+    def set_paused(self, is_paused: bool) -> None:
+        """Let requests stay as they are from now on, or go on."""
+        self.is_paused = is_paused
+
     def start_weight_update(self, of_draft: bool = False) -> None:
         """Raise VLLMValidationError: there are no weights."""
         del of_draft
@@ -243,6 +248,10 @@ class MockCore(HoldsAdapters):
         """Raise VLLMValidationError: there are no weights."""
         del version
         self.start_weight_update()
+
+    def is_updating_weights(self) -> bool:
+        """Return False: no update can have begun."""
+        return False
 
     def drop_weight_update(self) -> None:
         """Do nothing: no update can have begun."""

@@ -81,7 +81,7 @@ class FakeCore(HoldsAdapters):
         """The levels of all calls of `sleep`."""
         self.woken: list[str] = []
         self.before_step: Callable[[int], None] = lambda step: None
-        self.is_compiling, self.is_warm, self.num_compiled = False, True, 0
+        self.is_compiling, self.is_warm, self.num_compiled, self.is_paused = False, True, 0, False
         self._script = script
         self._vocab_size = vocab_size
         self._running = running
@@ -182,6 +182,9 @@ class FakeCore(HoldsAdapters):
     def wake_up(self, tags: list[str]) -> None:
         self.woken += tags
 
+    def set_paused(self, is_paused: bool) -> None:
+        self.is_paused = is_paused
+
     def start_weight_update(self, of_draft: bool = False) -> None:
         """Raise VLLMValidationError: there are no weights."""
         raise VLLMValidationError("there are no weights to update.", parameter="weights")
@@ -193,6 +196,10 @@ class FakeCore(HoldsAdapters):
     def finish_weight_update(self, version: str | int | None = None) -> None:
         """Raise VLLMValidationError: there are no weights."""
         self.start_weight_update()
+
+    def is_updating_weights(self) -> bool:
+        """Return False: no update can have begun."""
+        return False
 
     def drop_weight_update(self) -> None:
         """Do nothing: no update can have begun."""

@@ -37,6 +37,11 @@ class RemoteClient(CoreClient):
         """Return the ids of the processes that run by their replicas' numbers; a core alone is replica 0."""
 
     @property
+    def shares_memory(self) -> bool:
+        """Return whether the core is a thread of this process."""
+        return False
+
+    @property
     @abstractmethod
     def dead_error(self) -> EngineDeadError | None:
         """Return a new error that names what has ended it; None while it runs."""

@@ -115,6 +115,11 @@ class RemoteCore(RemoteClient):
         return {} if pid is None or self._end_message is not None else {0: pid}
 
     @property
+    def shares_memory(self) -> bool:
+        """Return whether the core is a thread of this process."""
+        return isinstance(self._handle, CoreThread)
+
+    @property
     def is_ready(self) -> bool:
         """Return whether `wait_ready` would return at once."""
         return self._ready is not None

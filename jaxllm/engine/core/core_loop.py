@@ -63,10 +63,14 @@ class CoreLoop:
     def run(self) -> None:
         """Run until the front end sends `Shutdown`. What a step raises is raised: the core cannot go on after it."""
         while self._drain():
-            if self._core.has_unfinished_requests():
+            if self._has_work():
                 with self._work():
                     outputs = self._core.step()
                 self._post(outputs)
+
+    def _has_work(self) -> bool:
+        """Return whether there is a step to do."""
+        return not self._core.is_paused and self._core.has_unfinished_requests()
 
     def heartbeat(self) -> Heartbeat:
         """Return the state of the loop, to any thread."""
@@ -87,7 +91,7 @@ class CoreLoop:
 
     def _drain(self) -> bool:
         """Handle the messages that are there; return False at `Shutdown`."""
-        for message in self._inbox.receive(wait=not self._core.has_unfinished_requests()):
+        for message in self._inbox.receive(wait=not self._has_work()):
             match message:
                 case Shutdown():
                     return False

@@ -91,6 +91,8 @@ class EngineCore(HoldsAdapters, HoldsWeights):
         self._num_untimed = 0
         """The number of steps in flight whose time says nothing, because the host waited for a program meanwhile."""
         self._last_result = 0.0
+        self.is_paused = False
+        """Whether no more steps are to be done for now."""
         self._asleep: frozenset[str] = frozenset()
         """The parts, of SLEEPING_PARTS, that are not on the device."""
         self._live: set[str] = set()
@@ -280,6 +282,10 @@ class EngineCore(HoldsAdapters, HoldsWeights):
         except BaseException as error:
             self._begin_anew(error)
             raise
+
+    def set_paused(self, is_paused: bool) -> None:
+        """Let requests stay as they are from now on, or go on."""
+        self.is_paused = is_paused
 
     def sleep(self, level: int) -> None:
         """Free weights and caches, and forget all that is cached, until `wake_up`.

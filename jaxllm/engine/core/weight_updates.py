@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxllm.engine.transport.core_client import FIRST_VERSION
+from jaxllm.engine.transport.handed import value_of
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format
@@ -108,6 +109,11 @@ class WeightUpdates:
             draft.launcher.bring_weights()
             draft.launcher.lend_weights(lent_arrays(draft.model, launcher.params))
 
+    @property
+    def has_begun(self) -> bool:
+        """Return whether an update has begun."""
+        return self._begun is not None
+
     def drop(self) -> None:
         """Forget an update that was begun."""
         self._begun = None
@@ -155,9 +161,14 @@ class HoldsWeights:
     def update_weights(self, weights: Any) -> None:
         """Take in a part of the new weights: arrays, or those in the folder that a string names. For any thread.
 
-        Steps read the old ones. Raises VLLMValidationError, and takes nothing in, for what does not fit.
+        A number stands for arrays that are handed over. Steps read the old weights. Raises VLLMValidationError, and
+        takes nothing in, for what does not fit.
         """
-        self._get_weights().add(weights)
+        self._get_weights().add(value_of(weights) if isinstance(weights, int) else weights)
+
+    def is_updating_weights(self) -> bool:
+        """Return whether an update has begun that is neither finished nor dropped."""
+        return self._get_weights().has_begun
 
     def drop_weight_update(self) -> None:
         """Forget the weights that have been taken in and not put in place."""

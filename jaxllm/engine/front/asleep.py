@@ -61,9 +61,16 @@ def check_level(level: int, num_hosts: int) -> None:
 
 
 def check_mode(mode: str) -> None:
-    """Raise VLLMValidationError for an unknown mode of pausing."""
+    """Raise VLLMValidationError for an unknown mode of falling asleep."""
     if mode not in ("abort", "wait"):
         message = f"mode must be 'abort' or 'wait', got {shown(mode)}: requests cannot be kept."
+        raise VLLMValidationError(message, parameter="mode", value=mode)
+
+
+def check_pause_mode(mode: str) -> None:
+    """Raise VLLMValidationError for an unknown mode of pausing."""
+    if mode not in ("abort", "wait", "keep"):
+        message = f"mode must be 'abort', 'wait' or 'keep', got {shown(mode)}."
         raise VLLMValidationError(message, parameter="mode", value=mode)
 
 

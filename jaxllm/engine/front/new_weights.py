@@ -52,6 +52,13 @@ def check_transfer(request: Any) -> None:
         raise VLLMValidationError(f"init_info must be empty: {_TRANSPORTS}.", parameter="init_info", value=info)
 
 
+def check_update_mode(mode: Any) -> None:
+    """Raise VLLMValidationError for what does not decide about the requests that run during an update."""
+    if mode not in (None, "abort", "wait", "keep"):
+        message = f"mode must be None, 'abort', 'wait' or 'keep', got {shown(mode)}."
+        raise VLLMValidationError(message, parameter="mode", value=mode)
+
+
 def refuse_replicas(count: int) -> None:
     """Raise VLLMValidationError for several replicas: one that is started again would have the old weights."""
     if count > 1:

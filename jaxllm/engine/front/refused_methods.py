@@ -26,18 +26,10 @@ ENGINE_REFUSES: Mapping[str, str] = _BOTH | {
 """The methods that `LLMEngine` refuses; each reason completes the sentence "LLMEngine.method() ..."."""
 
 
-_ASYNC_NEW_WEIGHTS = "is not supported yet; to run other weights, save a checkpoint and start a new engine from it"
 _REPLICAS = "is not supported; replicas that fail are started again, and check_health() says how the engine is"
 _CHECKPOINT = "is not supported yet; sleep() frees the device, wake_up() brings weights and caches back"
 ASYNC_REFUSES: Mapping[str, str] = {
     "collective_rpc": "is not supported yet; there are no workers, the engine's core runs all devices",
-    "finish_weight_update": _ASYNC_NEW_WEIGHTS,
-    "get_weight_version": _ASYNC_NEW_WEIGHTS,
-    "init_weight_transfer_engine": _ASYNC_NEW_WEIGHTS,
-    "start_draft_weight_update": _ASYNC_NEW_WEIGHTS,
-    "start_weight_update": _ASYNC_NEW_WEIGHTS,
-    "update_weight_version": _ASYNC_NEW_WEIGHTS,
-    "update_weights": _ASYNC_NEW_WEIGHTS,
     "checkpoint_prepare": _CHECKPOINT,
     "checkpoint_restore": _CHECKPOINT,
     "get_external_elastic_ep_phase": _REPLICAS,

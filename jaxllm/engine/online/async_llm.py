@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +12,7 @@ from jaxllm.core_messages import Alignment
 from jaxllm.decisions import DecisionOutput
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS, ReplicatedCore, for_replica
 from jaxllm.engine.decisions.decider import DecisionOptions
-from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_tags
+from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_pause_mode, check_tags
 from jaxllm.engine.front.front_end import checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.prompt_encoder import align_arguments
@@ -20,13 +21,13 @@ from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
 from jaxllm.engine.online.async_core import AsyncCore, end_from_thread
 from jaxllm.engine.online.async_decisions import decide
-from jaxllm.engine.online.engine_client import TextClient
 from jaxllm.engine.online.gate import Gate
 from jaxllm.engine.online.held_core import HeldCore, StartCore
 from jaxllm.engine.online.prompt_encoding import encode_prompt
 from jaxllm.engine.online.request_stream import RequestOutputCollector
 from jaxllm.engine.online.running_requests import RunningRequests, log_request
-from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
+from jaxllm.engine.online.takes_weights import TakesWeights
+from jaxllm.exceptions import EngineBusyError, EngineDeadError, EngineGenerateError, VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from jaxllm.params.checks import INT32_MAX, check_bool, check_int, check_str
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 
 
-class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
+class AsyncLLM(RefusesMethods, TakesWeights, refused=ASYNC_REFUSES, lacks=ASYNC_LACKS):
     """An engine whose core has a process, or a thread, of its own. It belongs to the event loop that first uses it.
 
     A request that cannot be run raises VLLMValidationError, too many raise EngineBusyError, and once the core has
@@ -486,14 +487,18 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     async def pause_generation(
         self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
-        """Let new requests wait until `resume_generation`; running ones are aborted, or with mode "wait" end first."""
+        """Let new requests wait until `resume_generation`. Running ones are aborted, or with mode "wait" end first, or
+        with "keep" stay as they are until then; with `clear_cache` these compute again what they have.
+        """
         mode = "wait" if wait_for_inflight_requests else mode
-        check_mode(mode)
+        check_pause_mode(mode)
         was_paused = not self._gate.unpaused.is_set
         self._gate.unpaused.clear()
         try:
-            await self._held.settle(mode)
-            if clear_cache and not await self.reset_prefix_cache():
+            await self._freeze(is_frozen=mode == "keep")
+            if mode != "keep":
+                await self._held.settle(mode)
+            if clear_cache and not await self.reset_prefix_cache(mode == "keep"):
                 logger.warning("the prefix cache keeps what it has: the core still has blocks in use")
         except BaseException:
             if not was_paused:
@@ -501,12 +506,22 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
             raise
 
     async def resume_generation(self) -> None:
-        """Take requests again."""
+        """Take requests again, and let those go on that were kept."""
+        await self._freeze(is_frozen=False)
         self._gate.unpaused.set()
+
+    async def _freeze(self, *, is_frozen: bool) -> None:
+        if is_frozen != self._gate.is_frozen:
+            await self._call("set_paused", is_frozen)
+            self._gate.is_frozen = is_frozen
 
     async def is_paused(self) -> bool:
         """Return whether new requests wait."""
         return not self._gate.unpaused.is_set
+
+    def num_unfinished(self) -> int:
+        """Return the number of this engine's requests that have not ended."""
+        return len(self._requests.ids())
 
     async def wait_for_requests_to_drain(self, drain_timeout: float = 300) -> None:
         """Wait until no request runs, while others may come. Raises TimeoutError after `drain_timeout` seconds."""
@@ -515,6 +530,8 @@ class AsyncLLM(RefusesMethods, TextClient, refused=ASYNC_REFUSES, lacks=ASYNC_LA
     async def drain(self, timeout: float | None = None) -> bool:
         """Take no more requests and wait until all have ended; after `timeout` seconds abort the rest, return False."""
         self._gate.drain()
+        with contextlib.suppress(EngineDeadError, EngineBusyError):
+            await self._freeze(is_frozen=False)
         try:
             await self._requests.idle.wait(timeout)
         except TimeoutError:

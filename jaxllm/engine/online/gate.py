@@ -64,6 +64,8 @@ class Gate:
         self.is_draining = False
         self.asleep = Asleep()
         self.unpaused = Flag()
+        self.is_frozen = False
+        """Whether running requests stay as they are during a pause."""
 
     @property
     def is_sleeping(self) -> bool:

@@ -165,13 +165,19 @@ class Core(Protocol):
         return _DECLARED
 
     @_call()
+    def set_paused(self, is_paused: bool) -> None:
+        """Let requests stay as they are from now on, or go on; a core in this process does a step when it is called."""
+        return _DECLARED
+
+    @_call()
     def start_weight_update(self, of_draft: bool = False) -> None:
         """Begin to take in new weights, of the draft model if so; an update that was begun before is dropped."""
         return _DECLARED
 
     @_call(takes_long=True)
     def update_weights(self, weights: Any) -> None:
-        """Take in a part of the new weights: arrays, if the core is in this process, or a folder's by its path.
+        """Take in a part of the new weights: arrays, if the core is in this process, or a folder's by its path. For a
+        thread of this process a number stands for the arrays, see `handed`.
 
         Raises VLLMValidationError, and takes nothing in, for what does not fit.
         """
@@ -180,6 +186,11 @@ class Core(Protocol):
     @_call()
     def finish_weight_update(self, version: str | int | None = None) -> None:
         """Put new weights in place; running requests compute again what they have, and all caches are dropped."""
+        return _DECLARED
+
+    @_call(asks_one=True)
+    def is_updating_weights(self) -> bool:
+        """Return whether an update has begun that is neither finished nor dropped."""
         return _DECLARED
 
     @_call()
@@ -245,6 +256,9 @@ class CoreClient(Core, Protocol):
 
 class RunnableCore(Core, Protocol):
     """A core with the methods that run it: `EngineCore`, or one without a model."""
+
+    is_paused: bool
+    """Whether no more steps are to be done for now."""
 
     def get_weights(self) -> Any:
         """Return the weights, which the caller owns too from now on."""

@@ -91,7 +91,7 @@ async def is_sleeping(request: Request) -> dict[str, bool]:
 async def pause(
     request: Request, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
 ) -> dict[str, str]:
-    """Hold new requests until /resume; running ones are aborted, or finish with mode "wait"."""
+    """Hold new requests until /resume; running ones are aborted, finish with mode "wait", or are kept with "keep"."""
     await _engine(request).pause_generation(
         mode=mode, wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache
     )

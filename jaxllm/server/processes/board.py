@@ -160,6 +160,11 @@ class SharedAdmission(Admission):
             super().reserve_reqs(count)
             self._add(Column.QUEUED_REQS, count)
 
+    def num_unfinished(self) -> int:
+        """Return the number of sequences of all front ends that have not ended."""
+        with self._board.locked():
+            return int(self._board.total(Column.QUEUED_REQS))
+
     def reserve_tokens(self, count: int) -> None:
         """Take room for a prompt of `count` tokens. Raises MaxQueuedTokensError or LateFirstTokenError."""
         with self._prompts_of_all():

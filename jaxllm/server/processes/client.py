@@ -13,7 +13,7 @@ import zmq
 
 from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.client.replicated_core import MAX_REPLICAS
-from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_tags, sleeps_in_place
+from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check_pause_mode, check_tags, sleeps_in_place
 from jaxllm.engine.front.start import meet
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.transport.core_client import SLEEPING_PARTS
@@ -131,13 +131,17 @@ class SharedLLM(AsyncLLM):
     async def pause_generation(
         self, *, mode: PauseMode = "abort", wait_for_inflight_requests: bool = False, clear_cache: bool = True
     ) -> None:
-        """Let new requests of all front ends wait; running ones are aborted, or with mode "wait" end first."""
+        """Let new requests of all front ends wait, as `AsyncLLM.pause_generation` does."""
         mode = "wait" if wait_for_inflight_requests else mode
-        if mode == "keep":
-            raise VLLMValidationError("mode must be 'abort' or 'wait': requests cannot be kept.", parameter="mode")
+        check_pause_mode(mode)
         await self.tell(_PAUSED, "", mode)
         if clear_cache:
-            await self.reset_prefix_cache()
+            await self.reset_prefix_cache(mode == "keep")
+
+    def num_unfinished(self) -> int:
+        """Return the number of sequences of all front ends that have not ended."""
+        assert isinstance(self.admission, SharedAdmission)
+        return self.admission.num_unfinished()
 
     async def resume_generation(self) -> None:
         """Take requests again, at all front ends."""

@@ -23,6 +23,9 @@ from jaxllm.engine.transport.wire import Abort, Add, Call, FrameError, Release, 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.processes.front_process import FrontProcess
 
+_FORGETTING = ("sleep", "finish_weight_update")
+"""The calls after which no prefix is cached."""
+
 
 class _Sequence:
     """A sequence that has not ended, and its front end."""
@@ -128,7 +131,7 @@ class Relay:
             reply = self._remote.take_reply(call_id)
             if reply is not None:
                 del self._calls[call_id]
-                if (call.method == "reset_prefix_cache" and reply.value) or call.method == "sleep":
+                if (call.method == "reset_prefix_cache" and reply.value) or call.method in _FORGETTING:
                     self.metrics.forget_hits()
                 front.send(Reply(call.call_id, reply.value, reply.error))
 
