@@ -180,9 +180,9 @@ def test_a_cache_is_reset_while_nothing_runs(llm: AsyncLLM) -> None:
 
 def test_a_refused_mode_leaves_the_engine_as_it_was(mock: AsyncLLM) -> None:
     async def run() -> None:
-        for call in (mock.pause_generation, mock.sleep):
+        for call, mode in ((mock.pause_generation, "hold"), (mock.sleep, "keep")):
             with pytest.raises(VLLMValidationError, match="mode must be"):
-                await call(mode="keep")
+                await call(mode=mode)
         assert not await mock.is_paused()
         assert not await mock.is_sleeping()
         assert tokens_of(await read(mock, "next", greedy()))

@@ -71,7 +71,7 @@ async def begin(llm: AsyncLLM, name: str) -> tuple[asyncio.Task[Any], list[Reque
 
     async def read() -> None:
         async for output in llm.generate(ids(PROMPT), LONG, name):
-            outputs.append(output)  # noqa: PERF401
+            outputs.append(output)
 
     task = asyncio.create_task(read())
     while len(outputs) < BEFORE:

@@ -134,7 +134,7 @@ def test_the_prefix_cache_is_emptied_and_the_settings_are_shown(dev_server: Serv
         ("/sleep?level=9", "level"),
         ("/sleep?mode=keep", "mode"),
         ("/sleep?mode=never", "mode"),
-        ("/pause?mode=keep", "mode"),
+        ("/pause?mode=never", "mode"),
         ("/pause?clear_cache=perhaps", "clear_cache"),
         ("/wake_up?tags=weights", "tags"),
         ("/reset_prefix_cache?reset_running_requests=maybe", "reset_running_requests"),
