@@ -180,7 +180,8 @@ def test_a_cache_is_reset_while_nothing_runs(llm: AsyncLLM) -> None:
 
 def test_a_refused_mode_leaves_the_engine_as_it_was(mock: AsyncLLM) -> None:
     async def run() -> None:
-        for call, mode in ((mock.pause_generation, "hold"), (mock.sleep, "keep")):
+        calls: list[tuple[Any, str]] = [(mock.pause_generation, "hold"), (mock.sleep, "keep")]
+        for call, mode in calls:
             with pytest.raises(VLLMValidationError, match="mode must be"):
                 await call(mode=mode)
         assert not await mock.is_paused()
