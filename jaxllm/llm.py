@@ -462,10 +462,11 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
         update; others are brought to its dtype and devices. Arrays that an update does not name stay.
 
         Between `start_weight_update` and `finish_weight_update` it takes in one part, and steps read the old weights.
-        Raises VLLMValidationError, before anything changes, for names, shapes and dtypes that do not fit, and while an
-        enqueued request is unfinished; with mode="keep" such requests compute what they have again and go on.
+        `mode` decides about unfinished requests: "abort" ends them without an output, with "wait" those enqueued end
+        first, with "keep" they compute what they have again and go on. Raises VLLMValidationError, before anything
+        changes, for names, shapes and dtypes that do not fit, and without a mode while a request is unfinished.
         """
-        self.llm_engine.update_weights(request, version=version, mode=mode)
+        self.llm_engine.update_weights(request, version=version, mode=mode, settle=self._runner.finish_enqueued)
 
     @in_turn
     def start_weight_update(self) -> None:
@@ -480,7 +481,7 @@ class LLM(RefusesMethods, refused=LLM_REFUSES):
     @in_turn
     def finish_weight_update(self, weight_version: str | int | None = None, *, mode: PauseMode | None = None) -> None:
         """Put the parts of an update in place, and set the weights' version if one is passed."""
-        self.llm_engine.finish_weight_update(weight_version, mode=mode)
+        self.llm_engine.finish_weight_update(weight_version, mode=mode, settle=self._runner.finish_enqueued)
 
     def update_weight_version(self, new_version: str | int) -> None:
         """Set the version of the weights without new weights."""

@@ -225,6 +225,31 @@ def test_enqueued_requests_are_kept_by_choice(tmp_path: Path) -> None:
     assert ids[num_before:] == list(expected.outputs[0].token_ids)
 
 
+def test_enqueued_requests_end_first_or_are_aborted() -> None:
+    tensors = changed(CASE)
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [TokensPrompt(prompt_token_ids=job.prompt) for job in JOBS]
+    with tiny_llm(CASE, **SETTINGS) as (llm, _):
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        llm.enqueue(prompts, params)
+        for _ in range(6):
+            llm.llm_engine.step()
+        llm.update_weights(tensors, mode="wait", version=1)
+        outputs = llm.wait_for_completion(use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected, "they ended with the old weights"
+        new = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        assert new != expected
+        llm.enqueue(prompts, params)
+        for _ in range(6):
+            llm.llm_engine.step()
+        with pytest.raises(VLLMValidationError, match="mode must be None, 'abort', 'wait' or 'keep'"):
+            llm.update_weights(tensors, mode="never")  # type: ignore[arg-type]
+        llm.update_weights(dict(read_tensors(CASE)), mode="abort")
+        assert llm.wait_for_completion(use_tqdm=False) == []
+        again = [output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)]
+        assert again == expected
+
+
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_never_brings_old_weights_back(level: int) -> None:
     tensors = changed(CASE)
@@ -275,6 +300,33 @@ def test_blocks_on_the_host_are_forgotten(tmp_path: Path) -> None:
             again = run_together(llm, JOBS)
             assert [bits(output) for output in again] == answer
             assert all(output.num_cached_tokens for output in again)
+
+
+def test_what_comes_from_the_host_during_an_update_is_left(tmp_path: Path) -> None:
+    """Requests wait for old blocks when the weights change: they compute their prompts instead."""
+    settings: dict[str, Any] = SETTINGS | {"num_gpu_blocks_override": 12, "kv_offloading_size": 0.01}
+    tensors = changed(CASE)
+    expected = expected_of(saved(CASE, tensors, tmp_path / "new"))
+    num_waiting = 0
+    with tiny_llm(CASE, **settings) as (llm, scheduler):
+        before = answers(llm)
+        for num_steps in range(4):
+            for job in JOBS:
+                llm.enqueue(TokensPrompt(prompt_token_ids=job.prompt), job.params)
+            for _ in range(num_steps):
+                llm.llm_engine.step()
+            requests = {*scheduler._waiting, *scheduler._running}
+            is_new = [any(job.prompt == request.token_ids.tolist() for request in requests) for job in JOBS]
+            num_waiting += len(scheduler.tiers._pending)
+            llm.update_weights(tensors, mode="keep")
+            outputs = llm.wait_for_completion(use_tqdm=False)
+            assert any(is_new)
+            for output, answer, was_new in zip(outputs, expected, is_new, strict=True):
+                assert bits(output) == answer or not was_new
+            llm.update_weights(dict(read_tensors(CASE)))
+            assert answers(llm) == before
+        scheduler.check()
+    assert num_waiting > 0, "no request waited for blocks"
 
 
 def test_adapters_stay(tmp_path: Path) -> None:

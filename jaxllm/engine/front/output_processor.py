@@ -136,6 +136,10 @@ class OutputProcessor:
         self._requests[request.request_id] = state
         self._sequences.update(zip(sequence_ids(request.core), state.sequences, strict=True))
 
+    def request_ids(self) -> list[str]:
+        """Return the ids of the unfinished requests."""
+        return list(self._requests)
+
     def abort_requests(self, request_ids: Iterable[str]) -> list[str]:
         """End requests without an output; return the sequences that the core must stop. Unknown ids are ignored."""
         return [each for request_id in request_ids for each in self._end(request_id, "abort")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from jaxllm.config.environment import uses_core_process
@@ -14,7 +14,7 @@ from jaxllm.engine.front.asleep import Asleep, PauseMode, check_level, check_mod
 from jaxllm.engine.front.front_end import FrontEnd, checked_ids
 from jaxllm.engine.front.input_processor import GRAMMAR_SECONDS, ProcessedRequest
 from jaxllm.engine.front.metrics import Metric
-from jaxllm.engine.front.new_weights import check_version, read_weights, refuse_replicas
+from jaxllm.engine.front.new_weights import check_update_mode, check_version, read_weights, refuse_replicas
 from jaxllm.engine.front.prompt_encoder import EncodedPrompt, align_arguments
 from jaxllm.engine.front.reasoning_grammar import ReasoningGrammar
 from jaxllm.engine.front.refused_methods import ENGINE_REFUSES, RefusesMethods
@@ -341,8 +341,18 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @lasting_interrupts()
     @locked
-    def update_weights(self, request: Any, *, version: str | int | None = None, mode: PauseMode | None = None) -> None:
-        """Take in weights; put them in place unless `start_weight_update` was called before, see `LLM`."""
+    def update_weights(
+        self,
+        request: Any,
+        *,
+        version: str | int | None = None,
+        mode: PauseMode | None = None,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
+        """Take in weights; put them in place unless `start_weight_update` was called before, see `LLM`.
+
+        `settle` runs requests to their end for mode "wait".
+        """
         weights = read_weights(request, takes_arrays=isinstance(self._core, InprocClient))
         if self._is_updating:
             if version is not None or mode is not None:
@@ -350,11 +360,11 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
                 raise VLLMValidationError(message, parameter="version")
             self._core.update_weights(weights)
             return
-        self._check_update(version, mode)
+        self._check_update(version, mode, settle)
         self.start_weight_update()
         try:
             self._core.update_weights(weights)
-            self.finish_weight_update(version, mode=mode)
+            self.finish_weight_update(version, mode=mode, settle=settle)
         finally:
             if self._is_updating:
                 self._is_updating = False
@@ -362,28 +372,37 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
 
     @lasting_interrupts()
     @locked
-    def finish_weight_update(self, weight_version: str | int | None = None, *, mode: PauseMode | None = None) -> None:
+    def finish_weight_update(
+        self,
+        weight_version: str | int | None = None,
+        *,
+        mode: PauseMode | None = None,
+        settle: Callable[[], None] | None = None,
+    ) -> None:
         """Put the new weights in place and set their version, if one is passed; see `LLM.finish_weight_update`."""
-        self._check_update(weight_version, mode)
+        self._check_update(weight_version, mode, settle)
+        if mode == "abort":
+            self.abort_request(self.front.outputs.request_ids())
+        elif mode == "wait" and settle is not None:
+            settle()
         self._core.finish_weight_update(weight_version)
         self._is_updating = False
         self._asleep.end(["weights"])
         self.front.metrics.forget_hits()
 
-    def _check_update(self, version: str | int | None, mode: PauseMode | None) -> None:
+    def _check_update(
+        self, version: str | int | None, mode: PauseMode | None, settle: Callable[[], None] | None
+    ) -> None:
         """Raise VLLMValidationError for a bad version or mode, and for requests that no mode decides about."""
         if version is not None:
             check_version(version)
-        if mode not in (None, "keep"):
+        check_update_mode(mode)
+        is_decided = mode in ("abort", "keep") or (mode == "wait" and settle is not None)
+        if not is_decided and (count := self.get_num_unfinished_requests()):
             message = (
-                f"mode must be None or 'keep', got {mode!r}: wait_for_completion() and abort_request() end requests."
+                f"{count} requests are unfinished: run them to their end, or pass mode='abort', or mode='keep', with "
             )
-            raise VLLMValidationError(message, parameter="mode", value=mode)
-        if mode is None and (count := self.get_num_unfinished_requests()):
-            message = (
-                f"{count} requests are unfinished: run them to their end, or pass mode='keep', with which they go on "
-            )
-            raise VLLMValidationError(message + "and compute again what they have.", parameter="mode")
+            raise VLLMValidationError(message + "which they compute again what they have, and go on.", parameter="mode")
 
     @locked
     def get_weights(self) -> Any:

@@ -96,6 +96,10 @@ class OfflineRunner:
         self._enqueued |= dict.fromkeys(request_ids)
         return request_ids
 
+    def finish_enqueued(self) -> None:
+        """Run everything enqueued to its end and keep the outputs for `wait`."""
+        self._step_until_done([name for name, output in self._enqueued.items() if output is None], False)
+
     def wait(self, use_tqdm: UseTqdm) -> list[Any]:
         """Run everything enqueued and return the outputs in the order of their request ids, without aborted ones.
 
