@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.exceptions import VLLMValidationError
-from tests.e2e import adapter_data
+from tests.e2e import adapter_data, test_kv_offloading
 from tests.e2e.guessing import Guesses, head_config
 from tests.e2e.inside import core_of, scheduler_of
 from tests.e2e.test_sleep import JOBS, SETTINGS, counting_compilations
@@ -287,45 +287,37 @@ def test_a_folder_of_blocks_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_blocks_on_the_host_are_forgotten(tmp_path: Path) -> None:
-    """The pool is too small for all prompts, so that the host has blocks of each of three updates."""
-    settings: dict[str, Any] = SETTINGS | {"num_gpu_blocks_override": 12, "kv_offloading_size": 0.01}
+    """Of each of three updates, also while requests wait for old blocks; those compute their prompts instead."""
+    settings: dict[str, Any] = test_kv_offloading.ARGUMENTS
+    jobs = test_kv_offloading.make_jobs()
     updates = [changed(CASE, seed) for seed in range(3)]
-    expected = [expected_of(saved(CASE, tensors, tmp_path / str(i))) for i, tensors in enumerate(updates)]
-    with tiny_llm(CASE, **settings) as (llm, _):
-        for tensors, answer in [*zip(updates, expected, strict=True)] * 2:
-            llm.update_weights(tensors)
-            first = run_together(llm, JOBS)
-            assert [bits(output) for output in first] == answer
-            assert {output.num_cached_tokens for output in first} == {0}
-            again = run_together(llm, JOBS)
-            assert [bits(output) for output in again] == answer
-            assert all(output.num_cached_tokens for output in again)
-
-
-def test_what_comes_from_the_host_during_an_update_is_left(tmp_path: Path) -> None:
-    """Requests wait for old blocks when the weights change: they compute their prompts instead."""
-    settings: dict[str, Any] = SETTINGS | {"num_gpu_blocks_override": 12, "kv_offloading_size": 0.01}
-    tensors = changed(CASE)
-    expected = expected_of(saved(CASE, tensors, tmp_path / "new"))
+    expected = []
+    for number, tensors in enumerate(updates):
+        path = saved(CASE, tensors, tmp_path / str(number))
+        with tiny_llm(path, **settings | {"kv_offloading_size": None}) as (llm, _):
+            expected.append([bits(output) for output in run_together(llm, jobs)])
     num_waiting = 0
     with tiny_llm(CASE, **settings) as (llm, scheduler):
-        before = answers(llm)
-        for num_steps in range(4):
-            for job in JOBS:
+        for number in [0, 1, 2, 0]:
+            llm.update_weights(updates[number])
+            for _ in range(2):
+                outputs = run_together(llm, jobs)
+                assert [bits(output) for output in outputs] == expected[number]
+            num_loaded = scheduler.tiers.num_loaded_blocks
+            for job in jobs:
                 llm.enqueue(TokensPrompt(prompt_token_ids=job.prompt), job.params)
-            for _ in range(num_steps):
-                llm.llm_engine.step()
-            requests = {*scheduler._waiting, *scheduler._running}
-            is_new = [any(job.prompt == request.token_ids.tolist() for request in requests) for job in JOBS]
+            llm.llm_engine.step()
             num_waiting += len(scheduler.tiers._pending)
-            llm.update_weights(tensors, mode="keep")
-            outputs = llm.wait_for_completion(use_tqdm=False)
+            other = (number + 1) % len(updates)
+            llm.update_weights(updates[other], mode="keep")
+            waiting = [request.token_ids.tolist() for request in scheduler._waiting]
+            is_new = [job.prompt in waiting for job in jobs]  # without a token of the old weights
             assert any(is_new)
-            for output, answer, was_new in zip(outputs, expected, is_new, strict=True):
+            outputs = llm.wait_for_completion(use_tqdm=False)
+            for output, answer, was_new in zip(outputs, expected[other], is_new, strict=True):
                 assert bits(output) == answer or not was_new
-            llm.update_weights(dict(read_tensors(CASE)))
-            assert answers(llm) == before
         scheduler.check()
+        assert num_loaded > 0, "nothing came back from the host"
     assert num_waiting > 0, "no request waited for blocks"
 
 
