@@ -219,6 +219,20 @@ def test_an_engine_whose_replicas_cannot_even_begin_to_start_has_ended(monkeypat
         asyncio.run(run())
 
 
+def test_new_weights_are_refused() -> None:
+    """A replica that is started again would have the old ones."""
+
+    async def run() -> None:
+        for call in (llm.start_weight_update(), llm.start_draft_weight_update(), llm.update_weights("folder")):
+            with pytest.raises(VLLMValidationError, match="the weights of replicas are not replaced") as caught:
+                await call
+            assert caught.value.parameter == "data_parallel_size"
+        assert await llm.get_weight_version() == "default"
+
+    with nothing_left(), mock_llm(tiny_args(data_parallel_size=2), in_process=True) as llm:
+        asyncio.run(run())
+
+
 def test_one_replica_is_neither_scaled_nor_a_thread_several() -> None:
     async def run() -> None:
         with pytest.raises(VLLMValidationError, match="data_parallel_size of 2"):
