@@ -40,7 +40,7 @@ from jaxllm.server.ollama import routes as ollama
 from jaxllm.server.openai import routes as openai
 from jaxllm.server.openai.output_parsers import check_parsers
 from jaxllm.server.openapi import describe
-from jaxllm.server.operations import adapter_routes, dev_routes, weight_routes
+from jaxllm.server.operations import adapter_routes, dev_routes
 from jaxllm.server.operations import routes as operations
 from jaxllm.server.operations.prometheus import (
     CoreProcesses,
@@ -86,8 +86,7 @@ def build_app(args: argparse.Namespace) -> FastAPI:
     if allows_lora_updates():
         app.router.routes += adapter_routes.routes(attrgetter("models"))
     if is_server_in_dev_mode():
-        # include_router would hide them from app.routes
-        app.router.routes += [*dev_routes.router.routes, *weight_routes.router.routes]
+        app.router.routes += dev_routes.routes()
     app.state.refusals = Refusals(app.routes)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_bad_query)

@@ -287,7 +287,7 @@ def test_a_folder_of_blocks_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_blocks_on_the_host_are_forgotten(tmp_path: Path) -> None:
-    """Of each of three updates, also while requests wait for old blocks; those compute their prompts instead."""
+    """Requests that wait for old blocks when the weights change compute their prompts instead."""
     settings: dict[str, Any] = test_kv_offloading.ARGUMENTS
     jobs = test_kv_offloading.make_jobs()
     updates = [changed(CASE, seed) for seed in range(3)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxllm.engine.transport.core_client import FIRST_VERSION
-from jaxllm.engine.transport.handed import value_of
+from jaxllm.engine.transport.handed import HANDOVER
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_format
@@ -164,7 +164,7 @@ class HoldsWeights:
         A number stands for arrays that are handed over. Steps read the old weights. Raises VLLMValidationError, and
         takes nothing in, for what does not fit.
         """
-        self._get_weights().add(value_of(weights) if isinstance(weights, int) else weights)
+        self._get_weights().add(HANDOVER.value(weights) if isinstance(weights, int) else weights)
 
     def is_updating_weights(self) -> bool:
         """Return whether an update has begun that is neither finished nor dropped."""

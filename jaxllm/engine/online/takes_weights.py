@@ -18,7 +18,7 @@ from jaxllm.engine.front.new_weights import (
 from jaxllm.engine.online.engine_client import TextClient
 from jaxllm.engine.online.gate import Gate
 from jaxllm.engine.online.held_core import HeldCore
-from jaxllm.engine.transport.handed import handed
+from jaxllm.engine.transport.handed import HANDOVER
 from jaxllm.exceptions import EngineDeadError, VLLMValidationError
 
 
@@ -109,7 +109,7 @@ class TakesWeights(TextClient):
         if isinstance(weights, str):
             await self._call_weights("update_weights", weights)
             return
-        with handed(weights) as number:
+        with HANDOVER.hand(weights) as number:
             await self._call_weights("update_weights", number)
 
     def _check_finish(self, version: str | int | None, mode: PauseMode | None) -> None:

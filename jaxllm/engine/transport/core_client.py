@@ -177,7 +177,7 @@ class Core(Protocol):
     @_call(takes_long=True)
     def update_weights(self, weights: Any) -> None:
         """Take in a part of the new weights: arrays, if the core is in this process, or a folder's by its path. For a
-        thread of this process a number stands for the arrays, see `handed`.
+        thread of this process a number stands for the arrays, see `Handover`.
 
         Raises VLLMValidationError, and takes nothing in, for what does not fit.
         """

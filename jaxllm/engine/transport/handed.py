@@ -9,23 +9,30 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 
-_VALUES: dict[int, Any] = {}
-_NUMBERS = itertools.count()
+
+class Handover:
+    """The values by number. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._values: dict[int, Any] = {}
+        self._numbers = itertools.count()
+
+    @contextlib.contextmanager
+    def hand(self, value: Any) -> Iterator[int]:
+        """Yield a number that stands for a value until the block ends."""
+        number = next(self._numbers)
+        self._values[number] = value
+        try:
+            yield number
+        finally:
+            del self._values[number]
+
+    def value(self, number: int) -> Any:
+        """Return the value of a number. Raises VLLMValidationError if its block has ended, as for a cancelled call."""
+        if number not in self._values:
+            raise VLLMValidationError("what was handed over to the core was taken back.", parameter="weights")
+        return self._values[number]
 
 
-@contextlib.contextmanager
-def handed(value: Any) -> Iterator[int]:
-    """Yield a number that stands for a value in this process until the block ends."""
-    number = next(_NUMBERS)
-    _VALUES[number] = value
-    try:
-        yield number
-    finally:
-        del _VALUES[number]
-
-
-def value_of(number: int) -> Any:
-    """Return the value of a number. Raises VLLMValidationError if its block has ended, as for a cancelled call."""
-    if number not in _VALUES:
-        raise VLLMValidationError("what was handed over to the core was taken back.", parameter="weights")
-    return _VALUES[number]
+HANDOVER = Handover()
+"""What the front ends of this process hand over."""
