@@ -601,3 +601,23 @@ def test_clients_learn_that_the_model_sees(server: Served, mock_server: Served) 
         check_that_it_sees(videos_alone, False)
     check_that_it_sees(server, True)
     check_that_it_sees(mock_server, False)
+
+
+def test_decisions_see_pictures(offline: LLM, server: Served) -> None:
+    asked = {"a": {"type": "choice", "instructions": "which?", "criteria": {"b": None, "bc": None}}}
+    expected, plain = (
+        offline.decide("one", asked, images=images)[0] for images in ([part(url(FIRST)), part(url(SECOND))], [])
+    )
+    inline = {"content_type": "image/png", "base64": SECOND}
+    answer = server.post("/v1/systemone", {"state": "one", "questions": asked, "images": [url(FIRST), inline]}).json
+    assert answer["answers"]["a"]["probabilities"] == expected.answers["a"].probabilities
+    assert answer["usage"]["input_tokens"] == expected.num_input_tokens > plain.num_input_tokens
+    assert expected.answers["a"].logprobs != plain.answers["a"].logprobs
+    question = {"type": "choice", "instructions": "which?", "choices": [{"value": "b"}, {"value": "bc"}]}
+    content = [{"type": "input_image", "image_url": url(each)} for each in (FIRST, SECOND)]
+    sent = [{"role": "user", "content": [*content, {"type": "input_text", "text": "one"}]}]
+    answer = server.post("/v1/decisions", {"input": sent, "questions": [question]}).json
+    shown = [each["probability"] for each in answer["answers"][0]["probabilities"]]
+    assert shown == list(expected.answers["a"].probabilities.values())
+    refused = server.post("/v1/systemone", {"state": "one", "questions": asked, "images": [url(NO_IMAGE)]})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "images")
