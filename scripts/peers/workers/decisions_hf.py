@@ -11,7 +11,7 @@ import transformers
 from protocol import serve
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.decision import DecisionConfig
-from transformers.pipelines import DecisionPipeline
+from transformers.pipelines.decision import DecisionPipeline
 
 
 class Decider:
