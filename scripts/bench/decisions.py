@@ -9,7 +9,7 @@ Eight questions of five options are asked about a state of 1,000 tokens, a new o
               at most, with the prefix cache
     chosen    the same with a grammar of the options, so that each text is one
     uncached  as answers, without the prefix cache
-    scored    forty completions at once, each of which ends with an option: their `prompt_logprobs`, which `echo` of a
+    scored    forty completions at once, each with an option at its end: their `prompt_logprobs`, which `echo` of a
               server returns too, give the same probabilities as `decide`
 
 Writes benchmarks/results/decisions_speed.json with the seconds for a state, and how many times sooner `decide` is.
