@@ -56,7 +56,7 @@ def tokens(answer: Answer) -> list[int]:
 
 
 def test_each_request_gets_the_tokens_of_its_model(server: Served) -> None:
-    """Six requests come at once for three models, of which two fit."""
+    """Six requests come at once for three models; two fit."""
     jobs = [(case, golden) for case in CASES for golden in read_goldens(case)[:2]]
     with ThreadPoolExecutor(len(jobs)) as pool:
         answers = list(pool.map(lambda job: ask(server, *job), jobs))
