@@ -107,6 +107,9 @@ GOOD: list[tuple[str, str, Any]] = [
     *(("get", path, None) for path in ("/health", "/livez", "/ping", "/metrics", "/is_sleeping", "/is_paused")),
     *(("get", path, None) for path in ("/server_info", "/api/version", "/api/tags", "/api/ps")),
     ("post", "/scale_elastic_ep", {"new_data_parallel_size": 1}),
+    ("get", "/weight_info", None),
+    ("post", "/update_weight_version", {"new_version": "a"}),
+    ("post", "/init_weight_transfer_engine", {"init_info": {}}),
     *(
         ("post", path, {})
         for path in (
@@ -144,6 +147,11 @@ CLASSES: list[tuple[str, Any]] = [
 ]
 """The requests for a model with one class."""
 BAD: list[tuple[str, str, Any]] = [
+    ("post", "/start_weight_update", None),  # the core has no weights
+    ("post", "/start_draft_weight_update", None),
+    ("post", "/update_weights", {"update_info": {"weights_path": "missing"}}),
+    ("post", "/update_weights", {"update_info": {"names": []}}),
+    ("post", "/finish_weight_update", {"weight_version": "a"}),
     *(("post", path, body) for path, body in (*POOLED, *CLASSES)),
     *(("post", path, b"{") for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),
     *(("post", path, CHAT | {"model": "other"}) for path in ("/v1/messages", "/v1/messages/count_tokens", "/api/chat")),

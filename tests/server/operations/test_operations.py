@@ -136,7 +136,7 @@ def test_the_prefix_cache_is_emptied_and_the_settings_are_shown(dev_server: Serv
         ("/sleep?mode=never", "mode"),
         ("/pause?mode=never", "mode"),
         ("/pause?clear_cache=perhaps", "clear_cache"),
-        ("/wake_up?tags=weights", "tags"),
+        ("/wake_up?tags=kv", "tags"),
         ("/reset_prefix_cache?reset_running_requests=maybe", "reset_running_requests"),
     ],
 )
