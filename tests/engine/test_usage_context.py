@@ -101,7 +101,7 @@ def command_line(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     serve.add_serve_flags(parser)
     args = parser.parse_args([str(folder("qwen3")), *words])
-    args.model = args.model_tag
+    [args.model] = args.model_tag
     return args
 
 

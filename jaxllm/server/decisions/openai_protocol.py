@@ -159,14 +159,14 @@ class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", t
     confidence: float
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionInputDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the prompts that came from the prefix cache, and those that were stored there."""
 
     cached_tokens: int
     cache_write_tokens: int
 
 
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionOutputDetails(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of reasoning: none."""
 
     reasoning_tokens: int = 0
@@ -176,9 +176,9 @@ class DecisionUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of all prompts, and one token for each row of log-probabilities."""
 
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: DecisionInputDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: DecisionOutputDetails
     total_tokens: int
 
 
@@ -199,11 +199,11 @@ class DecisionResponse(msgspec.Struct, frozen=True, kw_only=True):
             answers=list(map(_shown, request.questions, output.answers.values())),
             usage=DecisionUsage(
                 input_tokens=num_input,
-                input_tokens_details=InputTokensDetails(
+                input_tokens_details=DecisionInputDetails(
                     cached_tokens=output.num_cached_tokens, cache_write_tokens=output.num_cache_creation_tokens
                 ),
                 output_tokens=num_output,
-                output_tokens_details=OutputTokensDetails(),
+                output_tokens_details=DecisionOutputDetails(),
                 total_tokens=num_input + num_output,
             ),
         )

@@ -62,7 +62,7 @@ class SystemOneRequest(DecisionFields, kw_only=True):
         return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
 
-class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="choice"):
+class SystemOneChoice(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="choice"):
     """The most likely option, and the probabilities of all."""
 
     choice: str
@@ -71,7 +71,7 @@ class ChoiceAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     """The probability of the choice among all texts."""
 
 
-class ScoreAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="score"):
+class SystemOneScore(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="score"):
     """The expected level, from 0, and the probabilities of all levels."""
 
     score: float
@@ -90,7 +90,7 @@ class NoulAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     confidence: float
 
 
-class DecisionUsage(msgspec.Struct, frozen=True, kw_only=True):
+class SystemOneUsage(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of all prompts, and one token for each row of log-probabilities."""
 
     input_tokens: int
@@ -113,8 +113,8 @@ class SystemOneResponse(msgspec.Struct, frozen=True, kw_only=True):
     object: str = "structured_decision"
     created: int = msgspec.field(default_factory=lambda: int(time.time()))
     model: str
-    answers: dict[str, ChoiceAnswer | ScoreAnswer | NoulAnswer]
-    usage: DecisionUsage
+    answers: dict[str, SystemOneChoice | SystemOneScore | NoulAnswer]
+    usage: SystemOneUsage
     diagnostics: dict[str, QuestionDiagnostics]
 
     @classmethod
@@ -124,7 +124,7 @@ class SystemOneResponse(msgspec.Struct, frozen=True, kw_only=True):
             id=answer_id,
             model=model,
             answers={name: _shown(answer) for name, answer in output.answers.items()},
-            usage=DecisionUsage(input_tokens=output.num_input_tokens, output_tokens=output.num_rows),
+            usage=SystemOneUsage(input_tokens=output.num_input_tokens, output_tokens=output.num_rows),
             diagnostics={
                 name: QuestionDiagnostics(label_mass=answer.label_mass, argmax_is_label=answer.argmax_is_label)
                 for name, answer in output.answers.items()
@@ -132,10 +132,10 @@ class SystemOneResponse(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _shown(answer: Answer) -> ChoiceAnswer | ScoreAnswer | NoulAnswer:
+def _shown(answer: Answer) -> SystemOneChoice | SystemOneScore | NoulAnswer:
     shared: dict[str, Any] = {"probabilities": answer.probabilities, "confidence": answer.confidence}
     if answer.type == "choice":
-        return ChoiceAnswer(choice=answer.choice, **shared)
+        return SystemOneChoice(choice=answer.choice, **shared)
     if answer.type == "score":
-        return ScoreAnswer(score=answer.score, legend=answer.legend or {}, **shared)
+        return SystemOneScore(score=answer.score, legend=answer.legend or {}, **shared)
     return NoulAnswer(noul=answer.noul, **shared)
