@@ -96,3 +96,10 @@ def test_without_a_tokenizer_it_is_refused_at_once(tokenizer: str) -> None:
     args = tiny_args(tokenizer, skip_tokenizer_init=True, reasoning_parser="qwen3")
     with pytest.raises(VLLMValidationError, match="reasoning_parser needs a tokenizer"):
         LLM.from_engine_args(args)
+
+
+def test_reasoning_may_be_constrained_too(tokenizer: str) -> None:
+    config = {"enable_in_reasoning": True}
+    args = tiny_args(tokenizer, reasoning_parser="qwen3", structured_outputs_config=config)
+    with LLM.from_engine_args(args) as llm:
+        assert all(re.fullmatch(PATTERN, text) for text in texts(llm, ["a", "a<think>"], FORMED))
