@@ -101,21 +101,15 @@ def client_of(
 
 def message_of(fields: Mapping[str, Any]) -> GenerateRequest:
     """Return the message for a body's fields. Raises ValueError or TypeError for values that it cannot express."""
-    converted = {name: value for name, value in fields.items() if name != "prompt"}
+    converted = _converted({name: value for name, value in fields.items() if name != "prompt"})
     if "prompt" in fields:
         prompt = fields["prompt"]
         converted |= {"text": prompt} if isinstance(prompt, str) else {"token_ids": {"ids": prompt}}
-    if isinstance(converted.get("stop"), str):
-        converted["stop"] = [converted["stop"]]
-    if "logit_bias" in converted:
-        converted["logit_bias"] = {int(key): value for key, value in converted["logit_bias"].items()}
-    if "allowed_token_ids" in converted:
-        converted["allowed_token_ids"] = {"ids": converted["allowed_token_ids"]}
     return GenerateRequest(**converted)
 
 
-def chat_message_of(fields: Mapping[str, Any]) -> ChatRequest:
-    """Return the message for a chat body's fields. Raises ValueError or TypeError for values it cannot express."""
+def _converted(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a body in the types of a message."""
     converted = dict(fields)
     if isinstance(converted.get("stop"), str):
         converted["stop"] = [converted["stop"]]
@@ -123,6 +117,12 @@ def chat_message_of(fields: Mapping[str, Any]) -> ChatRequest:
         converted["logit_bias"] = {int(key): value for key, value in converted["logit_bias"].items()}
     if "allowed_token_ids" in converted:
         converted["allowed_token_ids"] = {"ids": converted["allowed_token_ids"]}
+    return converted
+
+
+def chat_message_of(fields: Mapping[str, Any]) -> ChatRequest:
+    """Return the message for a chat body's fields. Raises ValueError or TypeError for values it cannot express."""
+    converted = _converted(fields)
     json_fields = {"messages", "documents", "tools", "tool_choice", "response_format", "chat_template_kwargs"}
     message = ChatRequest(**{name: value for name, value in converted.items() if name not in json_fields})
     return json_format.ParseDict({name: converted[name] for name in json_fields & converted.keys()}, message)

@@ -55,6 +55,11 @@ class StreamOptions(msgspec.Struct, frozen=True):
     continuous_usage_stats: bool | None = None
     """Whether every event has the usage so far."""
 
+    def tells_usage(self, *, forced: bool = False) -> tuple[bool, bool]:
+        """Return whether a stream ends with the usage, and whether all events have it. With `forced` both are true."""
+        is_last = forced or bool(self.include_usage)
+        return is_last, forced or (is_last and bool(self.continuous_usage_stats))
+
 
 class TokenFields(PromptFields, kw_only=True):
     """A request's fields for sampling and for the end of the text. `SamplingParams` check their ranges."""
@@ -156,9 +161,7 @@ class SamplingFields(TokenFields, kw_only=True):
         """Return whether a stream ends with the usage, and whether all events have it. With `forced` it always does, as
         with vLLM's flag.
         """
-        options = self.stream_options or StreamOptions()
-        is_last = forced or bool(options.include_usage)
-        return is_last, forced or (is_last and bool(options.continuous_usage_stats))
+        return (self.stream_options or StreamOptions()).tells_usage(forced=forced)
 
     def shows_token_ids(self, default: bool) -> bool:
         """Return whether tokens of log-probabilities are shown as "token_id:5"; `default` is the server's."""

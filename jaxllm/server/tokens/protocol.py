@@ -85,11 +85,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
         params.skip_clone = True  # nobody else has them
         return params
 
-    def tells_usage(self) -> tuple[bool, bool]:
-        """Return whether a stream ends with the usage, and whether all events have it."""
-        options = self.stream_options or StreamOptions()
-        return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
-
 
 def _object(name: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):

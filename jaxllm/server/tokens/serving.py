@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
+
+from msgspec import UNSET
 
 from jaxllm.outputs import CompletionOutput, RequestOutput
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.server.http.caller import Caller
-from jaxllm.server.http.several import queue_all, read_all
+from jaxllm.server.http.several import read_all
 from jaxllm.server.http.sse import EngineOutputs, EventStream, event
 from jaxllm.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from jaxllm.server.openai.model_tasks import check_generates
+from jaxllm.server.openai.sampling_fields import StreamOptions
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
 from jaxllm.server.openai.usage import PromptTokensDetails, make_usage
 from jaxllm.server.tokens.protocol import (
@@ -59,7 +61,7 @@ class ServingTokens:
         prompt: dict[str, Any] = {"prompt_token_ids": request.token_ids}
         if request.cache_salt is not None:
             prompt["cache_salt"] = request.cache_salt
-        queued = self._engine.add_request(
+        stream = await self._engine.add_request(
             caller.request_id,
             prompt,
             params,
@@ -68,27 +70,24 @@ class ServingTokens:
             data_parallel_rank=caller.data_parallel_rank,
             lora_request=self._models.adapter(request.model),
         )
-        [outputs] = await queue_all(self._engine, [queued])
-        return outputs
+        return EngineOutputs(self._engine, stream)
 
     async def _events(
         self, request: GenerateRequest, params: SamplingParams, shown_id: str, outputs: EngineOutputs
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream, one for each answer's new tokens."""
-        ends_in_usage, has_usage = request.tells_usage()
-        num_tokens = Counter[int]()
+        ends_in_usage, has_usage = (request.stream_options or StreamOptions()).tells_usage()
+        num_tokens = 0
         async for ping in outputs.pings(self._args.sse_ping_interval):
             yield ping
         async for output in outputs:
-            pieces: list[GenerateStreamResponse] = []
-            for completion in output.outputs:
-                num_tokens[completion.index] += len(completion.token_ids)
-                pieces.append(GenerateStreamResponse(request_id=shown_id, choices=[_choice(completion, params)]))
-            usage = make_usage(len(output.prompt_token_ids or ()), num_tokens.total(), self._details(output))
-            if has_usage:
-                pieces = [
-                    GenerateStreamResponse(request_id=shown_id, choices=each.choices, usage=usage) for each in pieces
-                ]
+            num_tokens += sum(len(each.token_ids) for each in output.outputs)
+            usage = make_usage(len(output.prompt_token_ids or ()), num_tokens, self._details(output))
+            shown = usage if has_usage else UNSET
+            pieces = [
+                GenerateStreamResponse(request_id=shown_id, choices=[_choice(each, params)], usage=shown)
+                for each in output.outputs
+            ]
             if output.finished and ends_in_usage:
                 pieces.append(GenerateStreamResponse(request_id=shown_id, choices=[], usage=usage))
             yield b"".join(map(event, pieces))
