@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lib.without_weights import WithoutWeights
+from lib.mock_core import WithoutWeights
 
 from jaxllm.core_messages import (
     Alignment,

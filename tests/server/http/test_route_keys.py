@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import pytest
 from starlette.routing import Route
 
-from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.server.app import OPEN_PATHS
 from jaxllm.server.http.auth import KeyChecker
-from tests.server.support import Served, served
+from tests.server.support import Served, mock_served
 
 KEY = "the-key"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
@@ -24,11 +23,12 @@ ROOT_PATHS = ("", "/v", "/health")
 
 
 @pytest.fixture(scope="module", params=ROOT_PATHS)
-def server(request: pytest.FixtureRequest, mock: AsyncLLM) -> Iterator[Served]:
+def server(request: pytest.FixtureRequest, tokenizer: str) -> Iterator[Served]:
+    """Return a server with an engine of its own: some routes ask the core, which is for a single event loop."""
     words = ("--root-path", request.param) if request.param else ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("JAXLLM_SERVER_DEV_MODE", "1")
-        with served(mock, "--api-key", KEY, *words) as server:
+        with mock_served(tokenizer, "--api-key", KEY, *words) as server:
             yield server
 
 
