@@ -86,53 +86,14 @@ class Replies:
         return next((reply for part, reply in self._replies if part in prompt), None)
 
 
-class WithoutWeights:
-    """The base of cores without weights, which refuse new ones. They keep a version, as other cores do."""
-
-    weight_version: str | int = "default"
-
-    def start_weight_update(self, of_draft: bool = False) -> None:
-        """Raise VLLMValidationError: there are no weights."""
-        del of_draft
-        raise VLLMValidationError("there are no weights to update.", parameter="weights")
-
-    def update_weights(self, weights: Any) -> None:
-        """Raise VLLMValidationError: there are no weights."""
-        del weights
-        self.start_weight_update()
-
-    def finish_weight_update(self, version: str | int | None = None) -> None:
-        """Raise VLLMValidationError: there are no weights."""
-        del version
-        self.start_weight_update()
-
-    def is_updating_weights(self) -> bool:
-        """Return False: no update can have begun."""
-        return False
-
-    def drop_weight_update(self) -> None:
-        """Do nothing: no update can have begun."""
-
-    def get_weights(self) -> Any:
-        """Raise VLLMValidationError: there are no weights."""
-        self.start_weight_update()
-
-    def set_weight_version(self, version: str | int) -> None:
-        """Set the version that `get_weight_version` returns."""
-        self.weight_version = version
-
-    def get_weight_version(self) -> str | int:
-        """Return the version of weights that are not there."""
-        return self.weight_version
-
-
-class MockCore(HoldsAdapters, WithoutWeights):
+class MockCore(HoldsAdapters):
     """A core that gives each running sequence one token per step; the first `max_num_seqs` sequences run."""
 
     is_compiling = False
     is_warm = True
     is_paused = False
     num_compiled = 0
+    weight_version: str | int = "default"
 
     def __init__(
         self,
@@ -272,6 +233,40 @@ class MockCore(HoldsAdapters, WithoutWeights):
     def set_paused(self, is_paused: bool) -> None:
         """Let requests stay as they are from now on, or go on."""
         self.is_paused = is_paused
+
+    def start_weight_update(self, of_draft: bool = False) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        del of_draft
+        raise VLLMValidationError("there are no weights to update.", parameter="weights")
+
+    def update_weights(self, weights: Any) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        del weights
+        self.start_weight_update()
+
+    def finish_weight_update(self, version: str | int | None = None) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        del version
+        self.start_weight_update()
+
+    def is_updating_weights(self) -> bool:
+        """Return False: no update can have begun."""
+        return False
+
+    def drop_weight_update(self) -> None:
+        """Do nothing: no update can have begun."""
+
+    def get_weights(self) -> Any:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version that `get_weight_version` returns."""
+        self.weight_version = version
+
+    def get_weight_version(self) -> str | int:
+        """Return the version of weights that are not there."""
+        return self.weight_version
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""

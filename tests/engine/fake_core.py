@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from lib.mock_core import WithoutWeights
 
 from jaxllm.core_messages import (
     Alignment,
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 type Script = Callable[[EngineCoreRequest], list[int]]
 
 
-class FakeCore(HoldsAdapters, WithoutWeights):
+class FakeCore(HoldsAdapters):
     """Gives one token per sequence and step; treats EOS, stop ids and max_tokens as the scheduler does."""
 
     def __init__(
@@ -77,6 +76,7 @@ class FakeCore(HoldsAdapters, WithoutWeights):
         self.parked: set[str] = set()
         """Sequences that have ended, and whose blocks are kept."""
         self.num_steps = self.num_tokens = self.num_resets = self.num_shutdowns = self.num_blocks_in_use = 0
+        self.weight_version: str | int = "default"
         self.slept: list[int] = []
         """The levels of all calls of `sleep`."""
         self.woken: list[str] = []
@@ -184,6 +184,37 @@ class FakeCore(HoldsAdapters, WithoutWeights):
 
     def set_paused(self, is_paused: bool) -> None:
         self.is_paused = is_paused
+
+    def start_weight_update(self, of_draft: bool = False) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        raise VLLMValidationError("there are no weights to update.", parameter="weights")
+
+    def update_weights(self, weights: Any) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def finish_weight_update(self, version: str | int | None = None) -> None:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def is_updating_weights(self) -> bool:
+        """Return False: no update can have begun."""
+        return False
+
+    def drop_weight_update(self) -> None:
+        """Do nothing: no update can have begun."""
+
+    def get_weights(self) -> Any:
+        """Raise VLLMValidationError: there are no weights."""
+        self.start_weight_update()
+
+    def set_weight_version(self, version: str | int) -> None:
+        """Set the version that `get_weight_version` returns."""
+        self.weight_version = version
+
+    def get_weight_version(self) -> str | int:
+        """Return the version of weights that are not there."""
+        return self.weight_version
 
     def warm_up(self) -> None:
         """Do nothing: there is nothing to compile."""
