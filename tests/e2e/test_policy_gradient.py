@@ -17,7 +17,7 @@ from tests.e2e.test_weight_update import answers, expected_of, saved
 from tests.e2e.tiny_engine import tiny_llm
 from tests.models.tiny import folder
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("no_garbage")]
 
 CASE = "llama3_tied"
 PROMPT = list(range(3, 19))

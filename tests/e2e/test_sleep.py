@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
@@ -26,19 +25,13 @@ from tests.e2e.tiny_engine import NUM_LOGPROBS, Job, bits, run_together, tiny_ll
 from tests.models.heads import model_folder
 from tests.models.tiny import folder
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("no_garbage")]
 
 PARAMS = SamplingParams(temperature=0.8, seed=1, max_tokens=6, logprobs=NUM_LOGPROBS, ignore_eos=True)
 JOBS = [Job([3 + (7 * number + 5 * i) % 250 for i in range(20 + 9 * number)], PARAMS) for number in range(4)]
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 128}
 SETTINGS |= {"num_gpu_blocks_override": 40, "cudagraph_capture_sizes": [8]}
 LEVELS = (1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _no_garbage() -> None:
-    """Free the arrays that earlier tests left in cycles of references: they would go while bytes are counted."""
-    gc.collect()
 
 
 def live_bytes() -> int:

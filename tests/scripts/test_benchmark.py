@@ -29,6 +29,7 @@ SHAPES = {
     "intermediate_size": 96,
 }  # fmt: skip
 OWN_LIBRARY = {
+    "decisions_hf": {"torch", "transformers"},
     "hardware_speeds": {"jax", "numpy", "pallas_kernels"},
     "jaxllm_engines": {"jaxllm"},
     "llamacpp_api": {"llama_cpp", "numpy"},
