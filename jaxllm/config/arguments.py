@@ -150,7 +150,7 @@ class EngineArguments(UnsupportedArguments):
     )
     load_format: str = argument(
         "auto",
-        Choice(("auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy")),
+        Choice(("auto", "hf", "safetensors", "pt", "mistral", "sharded_state", "gguf", "dummy")),
         _LOAD,
         "form of the weights; pt: PyTorch's .bin; mistral: consolidated.safetensors; dummy: random ones",
     )

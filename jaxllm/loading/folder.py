@@ -25,6 +25,7 @@ from jaxllm.loading.weight_files import (
     find_format,
     open_weights,
     read_index,
+    tensor_prefix,
     weight_files,
 )
 
@@ -252,13 +253,6 @@ def named_tensors(file_name: str, file: WeightFile) -> dict[str, TensorInfo]:
         prefix + name: TensorInfo(entry.shape, entry.dtype.name, entry.num_bytes)
         for name, entry in file.entries.items()
     }
-
-
-def tensor_prefix(file_name: str) -> str:
-    """Return the prefix of the names of a file's tensors: its folder, if it is not the model's own, or its head."""
-    if file_name in HEAD_FILES:
-        return f"{Path(file_name).stem}."
-    return file_name[: file_name.rfind("/") + 1]
 
 
 def folder_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerFast:

@@ -28,18 +28,21 @@ from jaxllm.loading.sentence_transformers import (
     module_files,
     read_files,
 )
+from jaxllm.loading.sharded_state import ShardedCheckpoint
 from jaxllm.loading.weight_files import (
     FORMATS,
     HEAD_FILES,
     MISTRAL,
+    RANK_FILES,
     SAFETENSORS,
+    SHARDED,
     WEIGHT_SUFFIXES,
     FileFormat,
     read_index,
 )
 from jaxllm.params.checks import shown
 
-LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy")
+LOAD_FORMATS = ("auto", "hf", "safetensors", "pt", "mistral", "sharded_state", "gguf", "dummy")
 """vLLM's formats of weights. Auto: HF's, or else Mistral's own, or else GGUF; hf: safetensors or pt, PyTorch's .bin."""
 
 type _CheckConfig = Callable[[Mapping[str, Any]], object]
@@ -175,6 +178,8 @@ def _open_folder(folder: Path, *, load_format: str, check_config: _CheckConfig |
 def _open_weights(folder: Path, source: str, forms: Sequence[FileFormat]) -> Checkpoint:
     """Open a folder with weights in one of the formats, which are preferred in this order."""
     checkpoint = local.FolderCheckpoint(folder, source=source, formats=forms)
+    if checkpoint.form is SHARDED:
+        return ShardedCheckpoint(checkpoint)
     return MistralCheckpoint(checkpoint) if checkpoint.form is MISTRAL else checkpoint
 
 
@@ -197,6 +202,9 @@ def _open_hub(
     files = read_files(small, model)
     modules = [] if files is None else files.weight_files
     forms = FORMATS[load_format]
+    if forms == (SHARDED,):
+        logger.info("Fetching %s of %s", RANK_FILES, repository.name)
+        return _open_weights(repository.download([RANK_FILES], commit=small.name), model, forms)
     needed = {
         form: [*(sorted({*read_index(small, form, model).values()}) or [form.single]), *modules] for form in forms
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,12 @@ class FileFormat:
     """The file that names the weight file of each tensor, if there are several."""
     suffixes: tuple[str, ...]
     prefix: str = ""
+    """The start of the names, which files of other formats do not have."""
 
     def names_in(self, names: Iterable[str]) -> list[str]:
         """Return the weight files among the names in a model's folder: all with the first suffix that any has."""
         known = [name for name in names if name not in (*_NO_WEIGHTS, *HEAD_FILES) and "/" not in name]
-        known = [name for name in known if name.startswith(_MISTRAL_PREFIX) == (self.prefix == _MISTRAL_PREFIX)]
+        known = [name for name in known if _prefix_of(name) == self.prefix]
         return next(filter(None, (sorted(n for n in known if n.endswith(end)) for end in self.suffixes)), [])
 
     def is_in(self, folder: Path) -> bool:
@@ -42,7 +44,10 @@ class FileFormat:
         return (folder / self.index).is_file() or bool(self.names_in(_files(folder)))
 
 
-_MISTRAL_PREFIX = "consolidated"
+_MISTRAL_PREFIX, _RANK_PREFIX = "consolidated", "model-rank-"
+RANK_FILES = f"{_RANK_PREFIX}*-part-*.safetensors"
+"""The pattern of vLLM's files of slices."""
+_RANK_FILE = re.compile(r"model-rank-(\d{1,4})-part-\d{1,4}\.safetensors")
 SAFETENSORS = FileFormat("model.safetensors", "model.safetensors.index.json", (".safetensors",))
 TORCH = FileFormat("pytorch_model.bin", "pytorch_model.bin.index.json", (".bin", ".pt"))
 MISTRAL = FileFormat(
@@ -51,12 +56,15 @@ MISTRAL = FileFormat(
     (".safetensors",),
     prefix=_MISTRAL_PREFIX,
 )
+SHARDED = FileFormat("", "", (".safetensors",), prefix=_RANK_PREFIX)
+"""vLLM's files of one rank's slices, which no index names."""
 FORMATS: Mapping[str, tuple[FileFormat, ...]] = {
     **dict.fromkeys(("auto", "dummy"), (SAFETENSORS, TORCH, MISTRAL)),
     "hf": (SAFETENSORS, TORCH),
     "safetensors": (SAFETENSORS,),
     "pt": (TORCH,),
     "mistral": (MISTRAL,),
+    "sharded_state": (SHARDED,),
 }
 """The formats for each `load_format`, the preferred one first."""
 
@@ -71,6 +79,8 @@ def find_format(folder: Path, formats: Sequence[FileFormat], source: str) -> Fil
     wanted = " or ".join(form.prefix + form.suffixes[0] for form in formats if form is not MISTRAL or len(formats) == 1)
     others = [name for name in _files(folder) if name.endswith(WEIGHT_SUFFIXES)]
     hint = f"; there is {others[0]}" if others else ""
+    if others and _RANK_FILE.fullmatch(others[0]):
+        hint += ', for load_format="sharded_state"'
     raise model_error(f'there are no {wanted} files (load_format="dummy" needs none){hint}', source)
 
 
@@ -108,6 +118,25 @@ def open_weights(path: Path, source: str) -> WeightFile:
         return SafetensorsFile(path) if path.suffix == ".safetensors" else TorchFile(path)
     except (OSError, ValueError) as error:
         raise model_error(f"{path.name}: {error}", source) from error
+
+
+def tensor_prefix(file_name: str) -> str:
+    """Return the prefix of the names of a file's tensors: its rank, its head, or its folder below the model's."""
+    if rank := _RANK_FILE.fullmatch(file_name):
+        return rank_prefix(int(rank[1]))
+    return f"{Path(file_name).stem}." if file_name in HEAD_FILES else file_name[: file_name.rfind("/") + 1]
+
+
+def rank_prefix(rank: int) -> str:
+    """Return the prefix of the names of one rank's slices."""
+    return f"rank-{rank}."
+
+
+def _prefix_of(name: str) -> str:
+    """Return the prefix of the format that a file's name is of."""
+    if _RANK_FILE.fullmatch(name):
+        return _RANK_PREFIX
+    return _MISTRAL_PREFIX if name.startswith(_MISTRAL_PREFIX) else ""
 
 
 def _files(folder: Path) -> list[str]:

@@ -168,7 +168,7 @@ def test_names_that_the_system_does_not_take():
     refused("./" + "x" * 300, "neither a folder nor a file")
 
 
-@pytest.mark.parametrize("name", ["npcache", "bitsandbytes", "sharded_state", "runai_streamer", "x"])
+@pytest.mark.parametrize("name", ["npcache", "bitsandbytes", "runai_streamer", "x"])
 def test_other_load_formats_are_refused_by_name(tmp_path: Path, name: str):
     refused(tmp_path, f"load_format={name!r}", "safetensors", parameter="load_format", load_format=name)
 

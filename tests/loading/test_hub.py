@@ -58,6 +58,14 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
         "tekken.json": b"{}",
         "consolidated.safetensors": safetensors_bytes({"norm.weight": np.ones(4, np.float32)}),
     },
+    "org/slices": {
+        "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
+        "model.safetensors.index.json": INDEX,
+        **{
+            f"model-rank-{rank}-part-0.safetensors": safetensors_bytes({"model.norm.weight": np.ones(4, np.float32)})
+            for rank in range(2)
+        },
+    },
     "org/flax": {"config.json": CONFIG, "flax_model.msgpack": b"x"},
     "org/bins": {
         "config.json": CONFIG,
@@ -207,6 +215,15 @@ def test_mistral_s_own_files(tmp_path: Path):
         (opened,) = client(server, tmp_path, calls)
         assert opened["sums"] == {"model.norm.weight": 4.0}
         assert set(received(server)) == {"params.json", "tekken.json", "consolidated.safetensors"}
+    assert client(None, tmp_path, calls, HF_HUB_OFFLINE="1") == [opened]
+
+
+def test_slices_of_ranks(tmp_path: Path):
+    calls: list[Call] = [("org/slices", {"load_format": "sharded_state"}, True)]
+    with serving(REPOSITORIES) as server:
+        (opened,) = client(server, tmp_path, calls)
+        assert opened["sums"] == {"model.norm.weight": 4.0}
+        assert {f"model-rank-{rank}-part-0.safetensors" for rank in range(2)} <= set(received(server))
     assert client(None, tmp_path, calls, HF_HUB_OFFLINE="1") == [opened]
 
 
