@@ -62,7 +62,9 @@ REPOSITORIES: Mapping[str, Mapping[str, bytes]] = {
         "config.json": b'{"architectures": ["LlamaForCausalLM"]}',
         "model.safetensors.index.json": INDEX,
         **{
-            f"model-rank-{rank}-part-0.safetensors": safetensors_bytes({"model.norm.weight": np.ones(4, np.float32)})
+            f"model-rank-{rank}-part-0.safetensors": safetensors_bytes(
+                {"model.norm.weight": np.full(4, 1 + rank, "f4")}
+            )
             for rank in range(2)
         },
     },
