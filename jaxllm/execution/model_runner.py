@@ -232,7 +232,7 @@ class ModelRunner:
         shape, inputs = self._inputs(plan, masks)
         host = self.compiler.config.host_processors
         if host is not None:
-            host.before_step(plan.chunks)
+            host.before_step(plan)
         output = self._launch(self._step(plan, inputs, shape, list(inputs.rare) if shape.is_full else None))
         assert isinstance(output, StepOutput)
         return RunningStep(plan, output, host, partial(self._buffers.end, inputs.buffers))

@@ -115,7 +115,7 @@ def _settle(
         structured_outputs_config=_resolve_structured_outputs(args.structured_outputs_config),
         num_gpu_blocks_override=args.num_gpu_blocks_override,
         scheduler_cls=scheduler_cls,
-        speculation=resolve_speculation(args, resolved, platform, logits_processors),
+        speculation=resolve_speculation(args, resolved, platform),
         max_cpu_loras=args.max_cpu_loras or args.max_loras,
         generation_config=generation_config,
         default_sampling_params=settings.default_sampling_params(*generation),

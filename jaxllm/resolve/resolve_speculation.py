@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxllm.config.arguments import EngineArguments
@@ -17,16 +16,13 @@ if TYPE_CHECKING:
     from jaxllm.execution.kv_pool import FeatureGroup
     from jaxllm.resolve.engine_config import EngineConfig
     from jaxllm.resolve.resolve_pooling import Resolved
-    from jaxllm.sampling.processors import LogitsProcessor
     from jaxllm.speculation.drafter import SpeculationSettings
 
 _FREE_ROWS: Mapping[str, float] = {"cpu": 8.0, "gpu": 256.0, "tpu": 256.0}
 """The number of rows with which a step takes about twice as long as with one row, when all weights are read."""
 
 
-def resolve_speculation(
-    args: EngineArguments, resolved: Resolved, platform: str, processors: Sequence[LogitsProcessor | type]
-) -> SpeculationSettings | None:
+def resolve_speculation(args: EngineArguments, resolved: Resolved, platform: str) -> SpeculationSettings | None:
     """Settle how tokens are guessed ahead, or refuse it where it is impossible."""
     config = args.speculation()
     if config is None:
@@ -34,8 +30,6 @@ def resolve_speculation(
     problem = None
     if resolved.runner_type != "generate":
         problem = "is for models that generate"
-    elif any(isinstance(each, type) for each in processors):
-        problem = "does not go with logits_processors that are classes: they see one token of a request in a step"
     elif any(layer.state is not None for layer in resolved.model_config.layers):
         problem = "is not there yet for models with recurrent state"
     if problem is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from jaxllm import LLM, SamplingParams
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.logits_processors import AdapterLogitsProcessor, BatchUpdate, LogitsProcessor, process_dict_updates
+from tests.e2e.test_speculation import Oracle
 from tests.e2e.tiny_engine import CASE, Job, RecordingScheduler, run_together, tiny_llm
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
@@ -81,13 +83,21 @@ class Nucleus(LogitsProcessor):
         return np.where(logits >= logits.max(axis=1, keepdims=True) - 2, logits, -np.inf)
 
 
+CLASSES: list[Any] = [f"{__name__}:Forced", Counting, Nucleus]
+SETTINGS: dict[str, Any] = {
+    "block_size": 8,
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 17,
+    "max_num_batched_tokens": 16,
+    "cudagraph_capture_sizes": [16],
+    "logprobs_mode": "processed_logprobs",
+}
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     """An engine with too few blocks for its requests."""
-    arguments: dict[str, Any] = {"block_size": 8, "max_num_seqs": 8, "num_gpu_blocks_override": 17}
-    arguments |= {"max_num_batched_tokens": 16, "cudagraph_capture_sizes": [16]}
-    classes = [f"{__name__}:Forced", Counting, Nucleus]
-    with tiny_llm(CASE, logits_processors=classes, logprobs_mode="processed_logprobs", **arguments) as made:
+    with tiny_llm(CASE, logits_processors=CLASSES, **SETTINGS) as made:
         yield made
 
 
@@ -115,6 +125,32 @@ def test_each_request_gets_its_own(engine: Engine) -> None:
     assert Forced.made[-1].max_num_seqs == 8
     alone = [run_together(llm, [job])[0] for job in jobs]
     assert tokens == [list(output.outputs[0].token_ids) for output in alone]
+
+
+def test_drafts_change_nothing(engine: Engine) -> None:
+    """Drafts, a fifth of them wrong, give what the engine without drafts gives."""
+    targets = [{"target": 5}, {"counts": 1}, {}, {"counts": 1}, {}, {"target": 60}]
+    sampling = [{"temperature": t, "seed": 7} for t in (0.0, 0.0, 0.0, 1.5, 0.9, 0.7)]
+    jobs = [
+        Job(prompt, params(extra_args=args, **fields))
+        for prompt, args, fields in zip(PROMPTS, targets, sampling, strict=True)
+    ]
+    expected = run_together(engine[0], jobs)
+    config = {"method": "ngram", "num_speculative_tokens": 4}
+    settings = SETTINGS | {"max_num_batched_tokens": 40, "cudagraph_capture_sizes": [40]}
+    with tiny_llm(CASE, logits_processors=CLASSES, speculative_config=config, **settings) as (llm, scheduler):
+        speculation = scheduler._speculation
+        assert speculation is not None
+        speculation._drafter = Oracle(expected)
+        speculation._settings = replace(speculation._settings, num_free_rows=1e6)
+        outputs = run_together(llm, jobs)
+        stats = scheduler.stats()
+    assert stats.speculation is not None
+    assert stats.num_preemptions
+    assert 20 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens - 5
+    for output, wanted in zip(outputs, expected, strict=True):
+        assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+        assert output.outputs[0].logprobs == wanted.outputs[0].logprobs
 
 
 def test_the_invariant_one_sees_the_temperature(engine: Engine) -> None:

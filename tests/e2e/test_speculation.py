@@ -233,20 +233,6 @@ def test_real_drafters_and_a_processor(method: str) -> None:
         assert metrics["vllm:spec_decode_num_drafts"].value > 0  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class OnHost:
-    """A processor that is a class."""
-
-    def __init__(self, *_arguments: Any) -> None: ...
-
-    def apply(self, logits: Any) -> Any:
-        return logits
-
-    def is_argmax_invariant(self) -> bool:
-        return True
-
-    def update_state(self, batch_update: Any) -> None: ...
-
-
 @pytest.mark.parametrize(
     ("draft", "words"),
     [
@@ -293,7 +279,6 @@ def test_a_draft_model_may_have_more_rows_but_no_other_tokens(tmp_path: Path, to
     ("arguments", "words"),
     [
         ({"model": str(folder("qwen3_5"))}, "recurrent state"),
-        ({"model": str(folder(CASE)), "logits_processors": [OnHost]}, "classes"),
         ({"model": str(folder(CASE)), "runner": "pooling"}, "generate"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from jaxllm.logits_processors import (
 )
 from jaxllm.sampling.processors import load_processors, runs_last
 from jaxllm.sampling_params import SamplingParams
-from jaxllm.scheduling.plan import Chunk, Owner
+from jaxllm.scheduling.plan import Chunk, Owner, StepPlan
 
 VOCAB = 8
 
@@ -34,9 +34,10 @@ def chunk(
     num_tokens: int = 1,
     *,
     is_new: bool,
+    drafts: Sequence[int] = (),
     **params: Any,
 ) -> Chunk:
-    """Plan the last num_tokens tokens of a request, whose row of counts may be new."""
+    """Plan the last num_tokens tokens of a request, whose row of counts may be new, and drafts after them."""
     token_ids = array("i", prompt + outputs)
     return Chunk(
         owner=Owner(
@@ -47,13 +48,18 @@ def chunk(
             count_row=count_row,
         ),
         start=len(token_ids) - num_tokens,
-        token_ids=token_ids[-num_tokens:],
+        token_ids=token_ids[-num_tokens:] + array("i", drafts),
         previous_row=None,
         block_ids=(array("i", [1]),),
         samples=True,
-        num_output_tokens=len(outputs),
+        num_output_tokens=len(outputs) + len(drafts),
+        num_drafts=len(drafts),
         history=token_ids if is_new else None,
     )
+
+
+def plan(*chunks: Chunk) -> StepPlan:
+    return StepPlan(step_id=0, others=chunks, num_preempted=0)
 
 
 class Recorder(LogitsProcessor):
@@ -101,7 +107,7 @@ def test_rows_follow_random_steps() -> None:
             chunk(name, key, prompt, outputs, 2 if key in new else 1, is_new=key in new)
             for key, (name, prompt, outputs) in ((key, running[key]) for key in chosen)
         ]
-        host.before_step(chunks)
+        host.before_step(plan(*chunks))
         expected = {running[key][1][0]: running[key][2] for key in chosen}
         (recorder,) = recorders
         assert sorted(recorder.rows) == list(range(len(chosen)))
@@ -124,15 +130,92 @@ def test_rows_follow_random_steps() -> None:
     assert None in recorders[0].updates
 
 
+class Walker(LogitsProcessor):
+    """Adds a hash of the request's tokens to its logits, and asserts that it sees every position once, in turn."""
+
+    def __init__(self, *_engine: Any) -> None:
+        self.rows: dict[int, tuple[list[int], list[int], list[int]]] = {}
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        process_dict_updates(
+            self.rows, batch_update, lambda _, prompt, outputs: (prompt or [], outputs, [len(outputs) - 1])
+        )
+
+    def apply(self, logits: np.ndarray) -> np.ndarray:
+        assert sorted(self.rows) == list(range(len(logits)))
+        for row, (prompt, outputs, seen) in self.rows.items():
+            seen[0] += 1
+            assert seen[0] == len(outputs)
+            logits[row] += mark([*prompt, *outputs])
+        return logits
+
+
+class LateWalker(Walker):
+    """The same after the temperature."""
+
+    def is_argmax_invariant(self) -> bool:
+        return True
+
+
+def mark(token_ids: list[int]) -> int:
+    return sum((place + 1) * 31 * token_id for place, token_id in enumerate(token_ids)) % 8191
+
+
+@pytest.mark.parametrize("classes", [[Walker], [LateWalker], [Walker, LateWalker, Walker]])
+def test_drafts_are_steps_in_turn(classes: list[type[LogitsProcessor]]) -> None:
+    """Random drafts, some of them right: every row of logits is edited by the tokens before it and no others."""
+    rng = random.Random(len(classes))
+    host = HostProcessors(classes, None)
+    running: dict[int, tuple[str, list[int], list[int]]] = {}
+    num_right = num_wrong = 0
+    for number in range(300):
+        for key in [key for key in running if rng.random() < 0.1]:
+            del running[key]
+        new = [key for key in range(1, 6) if key not in running and rng.random() < 0.4]
+        for key in new:
+            outputs = [rng.randrange(9) for _ in range(rng.choice((0, 0, 3)))]
+            running[key] = (f"r{number}-{key}", [number, key], outputs)
+        chosen = sorted((key for key in running if key in new or rng.random() < 0.9), key=lambda key: key in new)
+        if not chosen:
+            continue
+        drafts = {key: [rng.randrange(9) for _ in range(0 if key in new else rng.randrange(4))] for key in chosen}
+        chunks = [
+            chunk(*running[key][:1], key, *running[key][1:], 1 + (key in new), is_new=key in new, drafts=drafts[key])
+            for key in chosen
+        ]
+        step = plan(*chunks)
+        host.before_step(step)
+        expected_s = np.zeros(step.num_rows + 2)
+        for index, key in enumerate(chosen):
+            _, prompt, outputs = running[key]
+            extra = [each.first for each in step.extra_rows if each.row == index]
+            rows = [*range(extra[0], extra[0] + len(drafts[key])), index] if extra else [index]
+            for num_before, row in enumerate(rows):
+                expected_s[row] = mark([*prompt, *outputs, *drafts[key][:num_before]])
+        logits_sv = np.zeros((step.num_rows + 2, VOCAB), np.float32)
+        edited_sv = host._apply_first(logits_sv) if Walker in classes else logits_sv
+        edited_sv = host._apply_last(edited_sv) if LateWalker in classes else edited_sv
+        host.after_step()
+        np.testing.assert_array_equal(edited_sv, np.repeat(expected_s[:, None] * len(classes), VOCAB, axis=1))
+        for key in chosen:
+            is_right = rng.randrange(len(drafts[key]) + 1)
+            running[key][2].extend([*drafts[key][:is_right], 9])
+            num_right += is_right
+            num_wrong += is_right < len(drafts[key])
+    assert min(num_right, num_wrong) > 100
+
+
 def test_updates_are_vllms() -> None:
     """A row that is freed is taken by a new request; else the last one moves there."""
     recorders: list[Recorder] = []
     host = HostProcessors([Recorder], recorders)
 
     def step(*names: str, new: str = "") -> Any:
-        host.before_step(
-            [chunk(name, ord(name), [ord(name)], [], is_new=name in new, temperature=0.5) for name in names]
-        )
+        chunks = [chunk(name, ord(name), [ord(name)], [], is_new=name in new, temperature=0.5) for name in names]
+        host.before_step(plan(*chunks))
         update = recorders[0].updates[-1]
         if update is None:
             return None
@@ -173,12 +256,8 @@ def test_invariant_ones_see_the_temperature_and_leave_greedy_rows_alone() -> Non
     host = HostProcessors([OnlyBelow], None)
     (function,) = host.traced()
     assert runs_last(function)
-    host.before_step(
-        [
-            chunk(name, key, [1], [], is_new=True, temperature=t)
-            for key, (name, t) in enumerate([("a", 0.5), ("b", 0.0)], 1)
-        ]
-    )
+    of_rows = enumerate([("a", 0.5), ("b", 0.0)], 1)
+    host.before_step(plan(*[chunk(name, key, [1], [], is_new=True, temperature=t) for key, (name, t) in of_rows]))
     logits_sv = np.array([[0.5, 2.0], [0.5, 2.0], [0.5, 2.0]], np.float32)
     edited_sv = host._apply_last(logits_sv)
     np.testing.assert_array_equal(edited_sv, [[-np.inf, 2.0], [0.5, 2.0], [0.5, 2.0]])
@@ -204,9 +283,8 @@ def test_processors_per_request() -> None:
     host = HostProcessors([PerRequest], None)
     made = [{"token": 3}, {}, {"follow": 1}]
     for outputs in ([], [6]):
-        host.before_step(
-            [chunk(str(i), i, [1, 2], outputs, is_new=not outputs, extra_args=args) for i, args in enumerate(made)]
-        )
+        rows = [chunk(str(i), i, [1, 2], outputs, is_new=not outputs, extra_args=args) for i, args in enumerate(made)]
+        host.before_step(plan(*rows))
         edited_sv = host._apply_first(np.zeros((4, VOCAB), np.float32))
         host.after_step()
         assert edited_sv.argmax(axis=1).tolist() == [3, 0, 7 if outputs else 3, 0]
@@ -246,7 +324,7 @@ class Broken(OnlyBelow):
 def test_failures_name_the_class_and_the_way_out(where: str, match: str) -> None:
     with pytest.raises(VLLMValidationError, match=match) as caught:  # noqa: PT012
         host = HostProcessors([Broken], where)
-        host.before_step([chunk("a", 0, [1], [], is_new=True)])
+        host.before_step(plan(chunk("a", 0, [1], [], is_new=True)))
         logits_sv = np.ones((2, VOCAB), np.float32)
         assert (host._apply_first(logits_sv) == logits_sv).all(), "the step itself goes on"
         host.after_step()
