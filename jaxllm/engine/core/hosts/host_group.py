@@ -183,7 +183,8 @@ class HostGroup:
             for link in self._links:
                 selector.register(link, selectors.EVENT_READ)
             while heard and not self._has_lost.is_set():
-                for key, _ in selector.select(BEAT_SECONDS):
+                silent_at = min(heard.values()) + SILENCE_SECONDS
+                for key, _ in selector.select(min(BEAT_SECONDS, max(0.0, silent_at - time.monotonic()))):
                     link = key.fileobj
                     assert isinstance(link, Link)
                     heard[link] = time.monotonic()
@@ -191,7 +192,7 @@ class HostGroup:
                         selector.unregister(link)
                         heard.pop(link)
                 for link, last in heard.items():
-                    if time.monotonic() - last > SILENCE_SECONDS:
+                    if time.monotonic() - last >= SILENCE_SECONDS:
                         self._lose(link, f"it has said nothing for {SILENCE_SECONDS:.0f} s")
 
     def _hear(self, link: Link, waits_for: set[Link]) -> bool:
