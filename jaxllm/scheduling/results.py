@@ -47,8 +47,6 @@ def take_samples(
     """Append the tokens that a step sampled to their requests. `end_ids` has all tokens that may end a request."""
     taken = Taken([], no_tokens(), [])
     tables, block_size, first = cache.tables, cache.block_size, len(plan.decodes.starts)
-    if speculation is not None:
-        speculation.take_time(plan, result.seconds)
     if first:
         _take_decodes(cache, plan, requests, result, end_ids, taken)
     of_others = [each[first:] for each in (requests, result.token_ids, result.logprobs, result.prompt_logprobs)]

@@ -72,7 +72,7 @@ class Scheduler:
         self._tier_counts = TierCounts()
         self._begin()
         settings = config.speculation
-        self._speculation = None if settings is None else Speculation(settings, self.cache)
+        self._speculation = None if settings is None else Speculation(settings, self.cache, self._times)
         self._has_columns = settings is None and self.cache.slots is None
         """Whether a decode needs nothing but its position and its blocks."""
 

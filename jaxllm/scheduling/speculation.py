@@ -16,7 +16,8 @@ from operator import itemgetter
 from jaxllm.core_messages import SpeculationStats
 from jaxllm.scheduling.cache.kv_cache_manager import GroupBlocks, KVCacheManager
 from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
-from jaxllm.scheduling.plan import Chunk, StepPlan
+from jaxllm.scheduling.plan import Chunk
+from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
 from jaxllm.scheduling.step_builder import StepBuilder
 from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
@@ -45,15 +46,15 @@ def keep_drafts(_request_id: str, _num_output_tokens: int, drafts: array[int]) -
 class Speculation:
     """Guess the next tokens of running requests, and count how many come true."""
 
-    def __init__(self, settings: SpeculationSettings, cache: KVCacheManager) -> None:
-        self._settings = settings
+    def __init__(self, settings: SpeculationSettings, cache: KVCacheManager, times: StepTimes) -> None:
+        """Guess for the requests of a cache, by the measured `times` of steps."""
+        self._settings, self._times = settings, times
         self._drafter = make_drafter(settings) if settings.draft_model is None else None
         self.begin(cache)
         self._first_rate = FIRST_RATE
         """The share of a draft model's guesses that came true, over recent requests."""
-        self._row_times: deque[float] = deque(maxlen=_NUM_TIMES)
         self._guess_times: deque[float] = deque(maxlen=_NUM_TIMES)
-        """Seconds that a row of tokens adds to a step, and those of a draft model's step."""
+        """Seconds of a draft model's step."""
         self._num_unguessed, self._probe = 0, PROBE
         """The number of tokens since the draft model last guessed, and the number after which it guesses even if that
         may not pay."""
@@ -69,12 +70,6 @@ class Speculation:
         """The guesses about each request that has run, until it ends."""
 
     # -- guesses of a model --------------------------------------------------------------------------------------------
-
-    def take_time(self, plan: StepPlan, seconds: float) -> None:
-        """Record the time of a step."""
-        num_tokens, most = plan.num_tokens, 1 + self._settings.num_speculative_tokens
-        if self._steps is not None and seconds and num_tokens <= most * len(plan.chunks):  # it had no long prompt
-            self._row_times.append(seconds / (num_tokens + self._settings.num_free_rows))
 
     def plan_guesses(self, running: Sequence[Request], most_rows: int) -> DraftPlan | None:
         """Return the draft model's steps to run before the next step is planned; None if none would pay.
@@ -234,13 +229,16 @@ class Speculation:
         return guesses
 
     def _cost(self, num_rows: int) -> float:
-        """Return the cost of a draft in a step of `num_rows` rows of tokens, relative to that of each row."""
-        # A step of n rows takes n + free units of time and gives n tokens; a row more takes 1. A step of the draft
-        # model gives a guess about each of them.
-        num_units = num_rows + self._settings.num_free_rows
-        if not self._guess_times or not self._row_times:
-            return num_rows / num_units
-        return (num_rows + min(self._guess_times) / min(self._row_times)) / num_units
+        """Return the time that a draft and its guess add to a step of `num_rows` rows of tokens, times the tokens that
+        such a step gives in that time.
+        """
+        share = self._times.share_of_token(num_rows, num_rows * (1 + self._settings.num_speculative_tokens))
+        if share is None:  # no step with drafts has been measured lately
+            share = 1 / (num_rows + self._settings.num_free_rows)
+        seconds = self._times.seconds(num_rows)
+        # A step of the draft model gives a guess about each row.
+        guess = min(self._guess_times) / seconds if self._guess_times and seconds else 0.0
+        return num_rows * share + guess
 
     def check(self, requests: Collection[Request]) -> None:
         """Assert that all guesses are about one of these requests."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
@@ -16,7 +15,8 @@ _LAST_RATE = 0.995
 GAIN = 0.15
 """The weight of each guess in the rate."""
 LEAST_RATE = 0.3
-"""Below this rate no draft pays, even if its row is free: with drafts, host and device wait for each other."""
+"""No draft that comes true less often pays, even if its row is free: with drafts, host and device wait for each other.
+"""
 SELDOM = 4
 """While no draft pays, guesses are compared only after this many tokens, to see whether they would come true."""
 
@@ -39,12 +39,13 @@ class Guesses(ABC):
     def look(self, token_ids: array[int], cost: float) -> int:
         """Return the number of drafts that are worth their cost after the request's tokens.
 
-        `cost` is the time of a draft and its guess, divided by that of a token without drafts.
+        `cost` is the time that a draft and its guess add to a step, divided by that of a token without drafts.
         """
 
-    @abstractmethod
     def gain(self, num_drafts: int, cost: float) -> float:
-        """Return an estimate of the tokens that `num_drafts` drafts gain over none, in the same time."""
+        """Return an estimate of the drafts that come true, less the tokens that could be computed in their time."""
+        rate = min(self.rate, _LAST_RATE)
+        return rate * (1 - rate**num_drafts) / (1 - rate) - num_drafts * cost
 
     def after(self, token_ids: array[int]) -> array[int]:
         """Return the guesses of what follows the request's tokens, empty if there are none yet."""
@@ -59,10 +60,19 @@ class Guesses(ABC):
             if guess != token_id:
                 break
 
-    def _num_right(self, num_drafts: int) -> float:
-        """Return an estimate of the drafts that come true: a draft does only if all before it do."""
-        rate = min(self.rate, _LAST_RATE)
-        return rate * (1 - rate**num_drafts) / (1 - rate)
+    def _worth(self, cost: float, most: int, least: float = 0.0) -> int:
+        """Return the number of drafts, at most `most`, that gives the most tokens in the same time; 0 if none gains.
+
+        Even the last one comes true with a probability of at least `least`.
+        """
+        best, most_per_time, right, gained = 0, 1.0, 1.0, 1.0
+        for count in range(1, most + 1):
+            right *= min(self.rate, _LAST_RATE)  # a draft comes true only if all before it do
+            gained += right
+            if right < least or gained / (1 + count * cost) <= most_per_time:
+                break
+            best, most_per_time = count, gained / (1 + count * cost)
+        return best
 
 
 class TextGuesses(Guesses):
@@ -77,22 +87,12 @@ class TextGuesses(Guesses):
 
     def look(self, token_ids: array[int], cost: float) -> int:
         """Guess the next tokens, and return the number of guesses that are worth a draft."""
-        count, num_tokens = self._worth(cost), len(token_ids)
+        count, num_tokens = self._worth(cost, self._most, LEAST_RATE), len(token_ids)
         if self._guessed_at != num_tokens:
             looks = count or num_tokens % SELDOM == 0
             self._next_ids = self._drafter.propose(token_ids, self._most) if looks else _NOTHING
             self._guessed_at = num_tokens
         return min(count, len(self._next_ids))
-
-    def gain(self, num_drafts: int, cost: float) -> float:
-        """Return an estimate of the drafts that come true; the rows of a few drafts cost next to nothing."""
-        del cost
-        return self._num_right(num_drafts)
-
-    def _worth(self, cost: float) -> int:
-        """Return the most drafts such that even the last comes true with a probability of at least `cost`."""
-        least, rate = max(cost, LEAST_RATE), min(self.rate, _LAST_RATE)
-        return 0 if rate < least else max(1, int(math.log(least) / math.log(rate)))
 
 
 class ModelGuesses(Guesses):
@@ -112,7 +112,7 @@ class ModelGuesses(Guesses):
         """Return the number of guesses to ask for after these tokens, or of existing ones."""
         if made := len(self.after(token_ids)):
             return made
-        return self._worth(cost)
+        return self._worth(cost, self._most)
 
     def num_unguessed(self, token_ids: array[int]) -> int:
         """Return the number of the request's tokens since the last guesses."""
@@ -121,18 +121,3 @@ class ModelGuesses(Guesses):
     def take(self, next_ids: array[int], num_tokens: int) -> None:
         """Take the guesses of what follows the request's `num_tokens` tokens."""
         self._next_ids, self._guessed_at = next_ids, num_tokens
-
-    def gain(self, num_drafts: int, cost: float) -> float:
-        """Return an estimate of the drafts that come true, less the tokens that could be computed in their time."""
-        return self._num_right(num_drafts) - num_drafts * cost
-
-    def _worth(self, cost: float) -> int:
-        """Return the number of drafts that gives the most tokens in the same time; 0 if drafts gain nothing."""
-        best, most_per_time, right, gained = 0, 1.0, 1.0, 1.0
-        for count in range(1, self._most + 1):
-            right *= min(self.rate, _LAST_RATE)
-            gained += right
-            if gained / (1 + count * cost) <= most_per_time:
-                break
-            best, most_per_time = count, gained / (1 + count * cost)
-        return best

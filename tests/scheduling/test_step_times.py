@@ -100,3 +100,17 @@ def test_chunks_follow_a_prompt_into_its_depth_and_back():
         late.append(seconds > 0.19)
         depth = depth + num_tokens - 16 if depth < 6000 else 0
     assert sum(late) <= 6
+
+
+def test_what_a_token_more_adds():
+    times = StepTimes()
+    times.record(4, 2.0)
+    assert times.share_of_token(4, 20) is None, "nothing larger is measured"
+    times.record(40, 9.0)
+    assert times.share_of_token(4, 20) is None, "nothing larger of that size"
+    times.record(12, 3.0)
+    assert times.share_of_token(4, 20) == 0.5 / 8
+    assert times.share_of_token(5, 20) is None, "it is not measured"
+    for _ in range(256):
+        times.record(4, 2.0)
+    assert times.share_of_token(4, 20) is None, "what was measured long ago is forgotten"

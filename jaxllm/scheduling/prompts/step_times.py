@@ -78,6 +78,18 @@ class StepTimes:
         bounds = [times.seconds * min(1.0, size / other) for other, times in self._known().items()]
         return max(bounds, default=0.0)
 
+    def share_of_token(self, num_tokens: int, most: int) -> float | None:
+        """Return the time that each token more adds, as a share of that of a step of `num_tokens` tokens.
+
+        It is the mean up to the largest measured step of at most `most` tokens; None if no larger one is measured.
+        """
+        known = self._known()
+        size, largest = round_size(num_tokens), max((other for other in known if other <= most), default=0)
+        if size not in known or largest <= size:
+            return None
+        seconds = _corrected(size, known)
+        return max(0.0, _corrected(largest, known) - seconds) / seconds / (largest - size) if seconds else None
+
     def most_tokens(self, seconds: float, least: int, most: int) -> int:
         """Return the most tokens, from `least` to `most`, of a step that is expected to take at most `seconds`.
 
