@@ -96,6 +96,12 @@ class ProfilerAlreadyActiveError(GracefulHTTPError, VLLMValidationError):
     http_status = HTTPStatus.CONFLICT
 
 
+class ScalingReplacedError(GracefulHTTPError, RuntimeError):
+    """While the number of replicas was changed, another call asked for another number."""
+
+    http_status = HTTPStatus.CONFLICT
+
+
 class EngineBusyError(GracefulHTTPError, RuntimeError):
     """The engine takes no more requests for now; another one, or the same later, may."""
 

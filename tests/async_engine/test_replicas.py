@@ -14,8 +14,9 @@ from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.client.replicated_core import ReplicatedCore
 from jaxllm.engine.online import held_core
 from jaxllm.engine.online.async_llm import AsyncLLM
-from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.exceptions import EngineDeadError, ScalingReplacedError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
+from jaxllm.server.http.errors import error_response
 from jaxllm.usage.usage_lib import UsageContext
 from tests.async_engine.support import greedy, ids, mock_llm, nothing_left, read, read_one, tiny_args, tokens_of, until
 
@@ -147,8 +148,9 @@ def test_what_goes_wrong_between_two_cores_loses_nothing(monkeypatch: pytest.Mon
         drained = asyncio.create_task(llm.scale_elastic_ep(1))
         await until(lambda: any(not each.is_open for each in replicas._replicas))
         await llm.scale_elastic_ep(2)
-        with pytest.raises(RuntimeError, match="to 1 replicas was replaced by scaling to 2"):
+        with pytest.raises(ScalingReplacedError, match="to 1 replicas was replaced by scaling to 2") as caught:
             await drained
+        assert error_response(caught.value).error.code == 409
         assert len(tokens_of(await long)) == 2 * NUM_TOKENS
         assert llm.core_pids == pids, "the one that drained is taken back"
 

@@ -19,7 +19,7 @@ from jaxllm.engine.client.replica import Replica, StartReplica
 from jaxllm.engine.client.router import Router
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.engine.transport.wire import FrameError
-from jaxllm.exceptions import EngineDeadError, VLLMValidationError
+from jaxllm.exceptions import EngineDeadError, ScalingReplacedError, VLLMValidationError
 
 logger = logging.getLogger(__name__)
 
@@ -249,10 +249,11 @@ class ReplicaSet:
     def has_scaled(self, count: int) -> bool:
         """Return whether `scale(count)` has ended: no replica starts for the first time, and none drains.
 
-        Raises RuntimeError if a replica could not be started, or if another number has been asked for since.
+        Raises RuntimeError if a replica could not be started, ScalingReplacedError if another number has been asked for
+        since.
         """
         if self._wanted != count:
-            raise RuntimeError(f"Scaling to {count} replicas was replaced by scaling to {self._wanted}.")
+            raise ScalingReplacedError(f"Scaling to {count} replicas was replaced by scaling to {self._wanted}.")
         if any(not each.is_open or not each.has_served for each in self._replicas):
             return False
         if self._scale_error is not None:

@@ -444,8 +444,8 @@ class AsyncLLM(RefusesMethods, TakesWeights, refused=ASYNC_REFUSES, lacks=ASYNC_
         """Have another number of replicas; return when the new ones are ready, and those to go have ended.
 
         Those end their requests first, for `drain_timeout` seconds at most. Raises VLLMValidationError for an engine
-        that was started with data_parallel_size=1, RuntimeError if a new replica cannot be started, or if another call
-        asks for another number meanwhile.
+        that was started with data_parallel_size=1, RuntimeError if a new replica cannot be started, and
+        ScalingReplacedError if another call asks for another number meanwhile.
         """
         check_int("new_data_parallel_size", new_data_parallel_size, 1, MAX_REPLICAS)
         check_int("drain_timeout", drain_timeout, 0, INT32_MAX)
