@@ -78,7 +78,7 @@ class Speculation:
         """
         if self._steps is None or self._has_prompt(running):
             return None
-        worth, num_free = self._worth(running, most_rows)
+        worth, num_free = self._worth(running, most_rows, self._cost(len(running)))
         # Some guesses may exist already, from a step that could not be planned.
         wanted = [(request, count) for request, guesses, count in worth if not guesses.after(request.token_ids)]
         if worth:
@@ -128,23 +128,23 @@ class Speculation:
         if self._steps is not None and (is_seat_wanted or self._has_prompt(running)):
             return False
         cost = self._cost(len(running))
-        worth, num_free = self._worth(running, most_rows)
+        worth, num_free = self._worth(running, most_rows, cost)
         gain = sum(guesses.gain(count, cost) for _, guesses, count in worth)
         return gain > _WAIT * len(running) or bool(self._probed(running, num_free))
 
     def add_drafts(self, step: StepBuilder, cut: CutDrafts) -> None:
         """Give drafts to the requests of a step, from its remaining tokens, rows and blocks."""
-        step.add_drafts(partial(self._drafts_after, step, cut))
+        step.add_drafts(partial(self._drafts_after, self._cost(step.num_planned), cut))
 
     def _drafts_after(
-        self, step: StepBuilder, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
+        self, cost: float, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
     ) -> tuple[array[int], GroupBlocks]:
         """Return at most `at_most` drafts after a chunk of one token, and the blocks that hold the chunk with them."""
         none = array("i"), chunk.block_ids
         if chunk.previous_row is not None or not chunk.samples:
             return none
         guesses = self._guesses_of(request)
-        count = min(self._num_worth(request, guesses, step.num_planned), at_most)
+        count = min(self._num_worth(request, guesses, cost), at_most)
         if count <= 0:
             return none
         drafts = cut(request.request_id, request.num_output_tokens, guesses.after(request.token_ids)[:count])
@@ -190,7 +190,9 @@ class Speculation:
             num_accepted_tokens_per_pos=list(self._accepted_per_pos),
         )
 
-    def _worth(self, running: Sequence[Request], most_rows: int) -> tuple[list[tuple[Request, Guesses, int]], int]:
+    def _worth(
+        self, running: Sequence[Request], most_rows: int, cost: float
+    ) -> tuple[list[tuple[Request, Guesses, int]], int]:
         """Return the requests with drafts that pay, each with its guesses and their number, and the free rows.
 
         These are the rows that are left of `most_rows`.
@@ -198,7 +200,7 @@ class Speculation:
         worth, num_free = [], most_rows - len(running)
         for request in running:
             guesses = self._guesses_of(request)
-            count = min(self._num_worth(request, guesses, len(running)), num_free)
+            count = min(self._num_worth(request, guesses, cost), num_free)
             if count > 0:
                 worth.append((request, guesses, count))
                 num_free -= count
@@ -210,11 +212,11 @@ class Speculation:
         limits = self._settings.draft_model
         return num_left - 1 if limits is None else min(num_left - 1, limits.max_model_len - request.num_tokens)
 
-    def _num_worth(self, request: Request, guesses: Guesses, num_rows: int) -> int:
-        """Return the number of drafts of the request that pay in a step with `num_rows` rows of tokens without them."""
+    def _num_worth(self, request: Request, guesses: Guesses, cost: float) -> int:
+        """Return the number of drafts of the request that pay at their cost."""
         if not request.num_output_tokens:
             return 0  # its prompt is certain, and a pooling request has nothing else
-        return min(guesses.look(request.token_ids, self._cost(num_rows)), self._most_guesses(request))
+        return min(guesses.look(request.token_ids, cost), self._most_guesses(request))
 
     def _guesses_of(self, request: Request) -> Guesses:
         guesses = self._guesses.get(request)
