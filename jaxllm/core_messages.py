@@ -11,6 +11,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.steering.request import Steered
 
 SEED_MASK = 2**64 - 1
 PROMPT_EMBEDS = "prompt_embeds"
@@ -135,6 +136,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The images and videos of the prompt; None if it has none."""
     clip: Clip | None = None
     """What an encoder-decoder's decoder attends to; None in other models."""
+    steered: Steered | None = None
+    """The steering vector that is added to its tokens' residual stream; None for none."""
     keeps_blocks: bool = False
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 

@@ -214,7 +214,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, dict=True, metaclass=_S
     allowed_token_ids: list[int] | None = None
     """Sample from these token ids only."""
     extra_args: dict[str, Any] | None = None
-    """Values for the engine's logits processors, by name; others are passed along."""
+    """Values for the engine's logits processors, by name, and for `steering`; others are passed along."""
     bad_words: list[str] | None = None
     """Words that are never generated, at the beginning of a word or after a space."""
     skip_reading_prefix_cache: bool | None = None

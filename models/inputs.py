@@ -53,6 +53,23 @@ class MediaTokens(NamedTuple):
     rope_positions_t3: Array
 
 
+class Steering(NamedTuple):
+    """The vectors that are added to a step's tokens after the layers, each token's times its scale."""
+
+    vectors_lvd: Array
+    """float32, after each layer the vectors by their numbers; number 0 stands for none."""
+    vectors_t: Array
+    """The number of each token's vector, int32."""
+    scales_t: Array
+    """float32."""
+
+    def added(self, x_td: Array, layer: Array | int) -> Array:
+        """Return a layer's output with the vectors added; rows without one keep their bits."""
+        vectors_vd = jax.lax.dynamic_index_in_dim(self.vectors_lvd, layer, keepdims=False)
+        steered_td = x_td.astype(jnp.float32) + self.scales_t[:, None] * vectors_vd[self.vectors_t]
+        return jnp.where((self.vectors_t > 0)[:, None], steered_td.astype(x_td.dtype), x_td)
+
+
 class Distances(NamedTuple):
     """The states of distances, which are the same for all sequences, in the order of distances from 0 to both sides."""
 
@@ -118,6 +135,8 @@ class SharedInputs(NamedTuple):
     slices_ktd: Array | None = None
     """The further slices of the tokens' media rows, which layers with `adds_media` add to the stream: the i-th layer
     the i-th slice. None if the model has no such layers."""
+    steering: Steering | None = None
+    """The vectors that are added after the layers; None in an engine without them."""
     distances: Distances | None = None
     """What layers make keys and queries of distances of, if scores depend on these."""
 

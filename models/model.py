@@ -23,6 +23,7 @@ from .inputs import (
     Distances,
     MediaTokens,
     SharedInputs,
+    Steering,
     TokenBatch,
     attention_inputs,
     distances_of,
@@ -43,7 +44,7 @@ from .towers.whisper import ClipEncoder
 from .weights import Ops, bind
 
 _Params = Mapping[str, Any]
-_OTHER_PARTS = ("layers", "head", "adapters", "media", "encoder", "audio")
+_OTHER_PARTS = ("layers", "head", "adapters", "media", "encoder", "audio", "steering")
 """The parts of a model's parameters besides those of its frame."""
 
 
@@ -119,10 +120,12 @@ class Model:
         attention: Sequence[Callable[..., tuple[Array, Any]]],
         features_td: Array | None = None,
         media: MediaTokens | None = None,
+        steering: Steering | None = None,
     ) -> _Forward:
         """Run the step's tokens through all layers.
 
         `media`, in a model with towers, says which tokens take rows of the feature cache, `params["media"]`.
+        `steering` has vectors that are added to the stream after each layer.
 
         A draft head takes `features_td`: in each row the result of `read_features`, or, if the row's token is a guess,
         the head's own hidden state.
@@ -154,7 +157,7 @@ class Model:
         if filler_id is not None:
             batches, attention = with_blind_rows(plan, batches, attention, tokens.positions_t)
         rows, far = sort_rows(tokens.adapter_slots_t), self._distances(params, batches)
-        step = SharedInputs(num_tokens, rows, tables, inputs_ltp, batches, attention, slices_ktd, far)
+        step = SharedInputs(num_tokens, rows, tables, inputs_ltp, batches, attention, slices_ktd, steering, far)
         bodies = [self._body(kind, step) for kind in range(len(plan.kinds))]
         stream = (
             x_td,
@@ -252,9 +255,9 @@ class Model:
         def finish(weights: _Params, x_td: Array, attended_tnh: Array, index: Array | int) -> Array:
             arrays = [] if step.inputs_ltp is None else [step.inputs_ltp[pick(plan.layers_of[kind], index)]]
             x_td = layer(weights).finish(x_td, attended_tnh, *arrays)
-            if not spec.adds_media or step.slices_ktd is None:
-                return x_td
-            return x_td + step.slices_ktd[pick(plan.layers_of[kind], index)]
+            if spec.adds_media and step.slices_ktd is not None:
+                x_td = x_td + step.slices_ktd[pick(plan.layers_of[kind], index)]
+            return x_td if step.steering is None else step.steering.added(x_td, pick(plan.layers_of[kind], index))
 
         return LayerBody(project, attend, finish)
 

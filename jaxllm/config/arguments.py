@@ -283,6 +283,9 @@ class EngineArguments(UnsupportedArguments):
         None, Integer(1, INT32_MAX, optional=True), _LORA, "adapters kept on the host; default: max_loras"
     )
     lora_dtype: str = argument("auto", Choice(("auto",)), _LORA, "adapters have the weights' dtype")
+    steering: str | None = argument(
+        None, Text(), _MODEL, "safetensors file of vectors that requests may have added to the residual stream"
+    )
     limit_mm_per_prompt: dict[str, Any] = argument(
         {}, Json(), _MEDIA, 'most items in a prompt, as JSON: {"image": 4, "video": 0}; default: 999 of each'
     )

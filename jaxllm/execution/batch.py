@@ -161,7 +161,7 @@ def _fill_sequences(inputs: PackedInputs, plan: StepPlan, lengths: np.ndarray, s
 def _fill_tokens(
     inputs: PackedInputs, plan: StepPlan, lengths: np.ndarray, starts: np.ndarray, settings: RowSettings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fill the tokens' record; return each token's row, sequence and position."""
+    """Fill the records of tokens and their steering; return each token's row, sequence and position."""
     tokens, sequences = inputs.tokens, inputs.sequences
     seqs, places = _spread(lengths)
     rows = np.asarray(sequences.query_starts_s)[seqs] + places
@@ -170,6 +170,9 @@ def _fill_tokens(
     tokens.token_ids_t[rows] = _join([known, *[chunk.token_ids for chunk in plan.others]])
     tokens.positions_t[rows] = positions
     tokens.rope_lengths_t[rows] = np.maximum(settings.prompt_lens_s[seqs], positions + 1)
+    for steering in inputs.steering:
+        steering.vectors_t[rows] = settings.vectors_s[seqs]
+        steering.scales_t[rows] = settings.vector_scales_s[seqs]
     return rows, seqs, positions
 
 

@@ -537,6 +537,7 @@ class StepCompiler:
             has_states=bool(self.config.states),
             max_drafts=self.config.max_drafts,
             has_media=self.media_width > 0,
+            has_vectors=self.config.vectors_shape is not None,
             cross=cross[0] if cross else None,
             first_timestamp=rules.first_timestamp if (rules := self.config.transcript_rules) else None,
         )
@@ -553,10 +554,12 @@ class StepCompiler:
 
     @cached_property
     def params_spec(self) -> dict[str, Any]:
-        """Return the same of what a step reads: all but the towers' parameters, with adapters and encoded media."""
+        """Return the same of what a step reads: not the towers' parameters, but adapters, vectors and encoded media."""
         params = {name: spec for name, spec in self._param_specs.items() if name not in self.model.specs.encoders}
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
-        return params | adapters | ({"media": self.media_spec()} if self.media_width else {})
+        vectors = self.config.vectors_shape
+        steering = {} if vectors is None else {"steering": self._replicated(vectors, jnp.float32)}
+        return params | adapters | steering | ({"media": self.media_spec()} if self.media_width else {})
 
     def media_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the feature cache."""

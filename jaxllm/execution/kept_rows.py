@@ -53,12 +53,15 @@ class RowSettings(NamedTuple):
     count_rows_s: np.ndarray
     wants_s: np.ndarray
     """Bits of `Wants`."""
+    vectors_s: np.ndarray
+    """The number of each row's steering vector, 0 for none."""
     temperature_s: np.ndarray
     top_p_s: np.ndarray
     min_p_s: np.ndarray
     presence_s: np.ndarray
     frequency_s: np.ndarray
     repetition_s: np.ndarray
+    vector_scales_s: np.ndarray
 
     def sampled(self, wants: Wants) -> np.ndarray:
         """Return which chunks sample and ask for any of these."""
@@ -76,8 +79,8 @@ class KeptRows:
         num_slots = 2 * num_rows
         self._slots: dict[Owner, int] = {}
         self._free = list(range(num_slots))
-        self._ints = np.zeros((num_slots, 8), np.int32)
-        self._floats = np.zeros((num_slots, 6), np.float32)
+        self._ints = np.zeros((num_slots, 9), np.int32)
+        self._floats = np.zeros((num_slots, 7), np.float32)
         self._blocks: list[tuple[array[int], ...]] = [()] * num_slots
         """The blocks that each slot has in the tables."""
         self._tables = tuple(np.zeros((num_slots, max_blocks), np.int32) for _ in range(num_groups))
@@ -123,6 +126,7 @@ class KeptRows:
             INT32_MAX if owner.pair_start is None else owner.pair_start,
             owner.count_row or 0,
             _wants(owner),
+            0 if owner.steered is None else owner.steered.index,
         )
         for table in self._clip_tables:
             assert owner.clip_blocks is not None
@@ -134,6 +138,7 @@ class KeptRows:
             params.presence_penalty,
             params.frequency_penalty,
             params.repetition_penalty,
+            0.0 if owner.steered is None else owner.steered.scale,
         )
 
     def _write_blocks(self, slot: int, block_ids: tuple[array[int], ...]) -> None:

@@ -68,6 +68,9 @@ class EncodeLaunch(msgspec.Struct, frozen=True, tag=True):
     """The leaves of the tower's inputs, or rows, and the slots of the rows; a clip's spectrogram, and its blocks."""
 
 
+_BESIDE = ("media", "steering")
+"""The feature cache and the steering vectors, among what steps read besides weights and adapters."""
+
 Launch = StepLaunch | AdapterLaunch | EncodeLaunch
 
 
@@ -99,11 +102,13 @@ class Launcher:
         load_params: Callable[[], Any],
         features_of: Launcher | None = None,
         early: Callable[[], Any] | None = None,
+        vectors_lvd: np.ndarray | None = None,
     ) -> None:
         """Make the pools and load the parameters at the same time; they take about as long.
 
         `early`, if it is not None, returns the parameters the first time in place of `load_params`. A draft head reads
-        the features in the pools of `features_of`, the launcher of the model it guesses for.
+        the features in the pools of `features_of`, the launcher of the model it guesses for. `vectors_lvd` are steering
+        vectors, number 0 all zeros.
         """
         self.compiler, self.programs = compiler, programs
         self._turn = threading.Lock()
@@ -116,6 +121,8 @@ class Launcher:
                 state.result()
             with tracing():
                 self.params, self._encoders = self._split((early or load_params)())
+        if vectors_lvd is not None:
+            self.params["steering"] = place_replicated(compiler.mesh, vectors_lvd)
         # _encoders has the parameters of towers, or of an encoder, which no step reads.
         self._on_host: dict[str, Any] | None = None
         """The weights in the host's memory while they are not on the devices, if they are kept there."""
@@ -246,7 +253,7 @@ class Launcher:
             unshared = [array for array in jax.tree.leaves(self.weights()) if id(array) not in self._shared]
             _delete([unshared, self.params.get("adapters")])
             self._encoders, self._shared = {}, set()
-            self.params = {name: value for name, value in self.params.items() if name == "media"}
+            self.params = self._beside_weights()
 
     @running()
     def bring_weights(self) -> bool:
@@ -276,8 +283,7 @@ class Launcher:
         with self._turn:
             adapters = self.params.get("adapters")
             params, self._encoders = self._split(weights, adapters)
-            media = {name: value for name, value in self.params.items() if name == "media"}
-            self.params = params | media
+            self.params = params | self._beside_weights()
             self._shared = {id(array) for array in shared}
             self._on_host, self.has_new_weights = None, True
 
@@ -329,8 +335,12 @@ class Launcher:
 
     def weights(self) -> dict[str, Any]:
         """Return the weights on the devices, without the adapters; empty while there are none."""
-        loaded = {part: value for part, value in self.params.items() if part not in ("adapters", "media")}
+        loaded = {part: value for part, value in self.params.items() if part not in ("adapters", *_BESIDE)}
         return loaded | self._encoders
+
+    def _beside_weights(self) -> dict[str, Any]:
+        """Return what steps read that stays when the weights go."""
+        return {name: value for name, value in self.params.items() if name in _BESIDE}
 
     def _make_state(self) -> tuple[Pools, Array, Array | None]:
         """Return new pools, and tokens and hidden states in place of the previous step's."""

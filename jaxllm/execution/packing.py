@@ -110,6 +110,8 @@ class BatchShape(NamedTuple):
     """The most drafts that a chunk can have."""
     has_media: bool = False
     """True if the model sees images."""
+    has_vectors: bool = False
+    """True if requests may name steering vectors."""
     cross: CrossShape | None = None
     """The sizes of attention to an encoder's frames; None in a model without it."""
     first_timestamp: int | None = None
@@ -159,6 +161,14 @@ class StatePlaces(NamedTuple):
         return StateBatch(**sequences._asdict(), **self._asdict())
 
 
+class SteeringRows(NamedTuple):
+    """The steering vector that is added to each token, and its scale."""
+
+    vectors_t: Array
+    """The number of the vector, from 1; 0 for none."""
+    scales_t: Annotated[Array, Packed(np.float32)]
+
+
 class _LogitRows(NamedTuple):
     """The token of each row of logits, and the tokens that only the device knows."""
 
@@ -184,6 +194,8 @@ class PackedInputs(NamedTuple):
     """One record if the model has recurrent state, else none."""
     media: tuple[MediaTokens, ...]
     """One record if the model sees images, else none."""
+    steering: tuple[SteeringRows, ...]
+    """One record if requests may name steering vectors, else none."""
     logit_rows: _LogitRows
     sampling: SamplingBatch
     rules: Rules
@@ -376,6 +388,8 @@ def _records(shape: BatchShape) -> tuple[tuple[str, type, tuple[ArrayField | Non
                 sizes = [{}] * shape.has_states
             case "media":
                 sizes = [{}] * shape.has_media
+            case "steering":
+                sizes = [{}] * shape.has_vectors
             case "transcripts":
                 sizes = [{}] * (shape.first_timestamp is not None)
             case _:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxllm.execution.caches import Caches, Pools
 from jaxllm.execution.mesh import replicated
 from jaxllm.execution.packing import BatchShape, PackedInputs, unpack
-from jaxllm.models.inputs import TokenBatch
+from jaxllm.models.inputs import Steering, TokenBatch
 from jaxllm.models.model import Model
 from jaxllm.models.params import MESH_AXES
 from jaxllm.sampling.inputs import RareRules, Sampling, SamplingBatch
@@ -104,12 +104,10 @@ def run_step(
     inputs = unpack(ints, floats, shape.batch)
     tokens = known_tokens(inputs, previous_tokens)
     arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
-    hidden_td, of_layers, features_tf = model.forward(
-        params, caches.of_layers(state.pools), tokens, **arguments, media=inputs.media_tokens
-    )
-    pools = caches.with_features(of_layers, state.pools, features_tf, inputs)
+    out = model.forward(params, caches.of_layers(state.pools), tokens, **arguments, **_beside(params, inputs))
+    pools = caches.with_features(out.pools, state.pools, out.features_tf, inputs)
     num_rows = inputs.logit_rows.num_rows
-    rows = (hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling, _transcripts(inputs, tokens))
+    rows = (out.hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling, _transcripts(inputs, tokens))
     if rare is None:
         draw = partial(draw_tokens, params=params, statics=statics, truncates=shape.sampling is Sampling.TRUNCATED)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=few_rows)
@@ -165,6 +163,12 @@ def draw_tokens(
     alone = num_rows if _is_few(len(hidden_sd), statics.few_rows) else None
     sampler = _plain_sampler(statics.mesh, statics.model.config.vocab_size, alone, statics.skips_unused)
     return sampler(logits_sv, batch)
+
+
+def _beside(params: Any, inputs: PackedInputs) -> dict[str, Any]:
+    """Return what tokens take of media, and of steering vectors if requests may name any."""
+    steering = Steering(params["steering"], *inputs.steering[0]) if inputs.steering else None
+    return {"media": inputs.media_tokens, "steering": steering}
 
 
 def _transcripts(inputs: PackedInputs, tokens: TokenBatch) -> TranscriptState | None:

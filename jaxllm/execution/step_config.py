@@ -54,6 +54,8 @@ class StepConfig:
     """The most frames of a video; 0 where there are no videos."""
     keeps_evicted: bool = False
     """True if the host keeps what the pools evict."""
+    vectors_shape: tuple[int, ...] | None = None
+    """The sizes of the steering vectors, [layers, 1 + vectors, d]; None if there are none."""
     takes_embeds: bool = False
     """True if items may come encoded."""
     generates: bool = True

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxllm.sampling.processors import LogitsProcessor
     from jaxllm.scheduling.config import StepTarget
     from jaxllm.speculation.drafter import SpeculationSettings
+    from jaxllm.steering.vectors import SteeringVectors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,6 +102,8 @@ class EngineConfig:
     reads: FeatureGroup | None = None
     """The features of the other model that this one reads, if this is a draft head; None for other models."""
     max_cpu_loras: int
+    steering: SteeringVectors | None = None
+    """The vectors that requests may name; None if there are none."""
     generation_config: Mapping[str, Any]
     """The HF generation config in force; its eos_token_id ends outputs."""
     default_sampling_params: Mapping[str, Any]

@@ -107,6 +107,7 @@ def step_config(config: EngineConfig, host: HostProcessors | None = None) -> Ste
         max_drafts=config.speculation.num_speculative_tokens if config.speculation else 0,
         num_media_rows=media.num_rows,
         num_video_frames=media.num_frames,
+        vectors_shape=None if config.steering is None else config.steering.values_lvd.shape,
         keeps_evicted=config.args.kv_offloading_size is not None and config.draft is None,
         takes_embeds=config.args.enable_mm_embeds or config.args.enable_prompt_embeds,
         generates=config.generates,

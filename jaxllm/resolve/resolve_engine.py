@@ -67,6 +67,7 @@ def resolve(
     config = _settle(args, devices, checkpoint, disproved, usage_context, is_draft=False)
     refuse_head(config)
     check_prompt_embeds(config)
+    config = _with_vectors(config)
     draft_args = draft_arguments(config)
     check_offloading(args, caches_prefixes=config.enable_prefix_caching, has_draft=draft_args is not None)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args, disproved))
@@ -123,6 +124,23 @@ def _settle(
         chat_template=chat_template,
         cache_dir=default_cache_dir(),
     )
+
+
+def _with_vectors(config: EngineConfig) -> EngineConfig:
+    """Return the settled engine with its steering vectors. Raises VLLMValidationError if it cannot have them."""
+    path, architecture = config.args.steering, config.model_config.architecture
+    if path is None:
+        return config
+    from jaxllm.steering.vectors import read_vectors
+
+    if config.runner_type != "generate" or config.model_config.encoder is not None:
+        message = f"steering is for decoders that generate, which {architecture} does not do here. Leave it out."
+        raise VLLMValidationError(message, parameter="steering", value=path)
+    if any("steering" in getattr(each, "extra_args", {}) for each in config.logits_processors):
+        message = "steering: a logits processor takes an argument of this name. Give that another name."
+        raise VLLMValidationError(message, parameter="steering", value=path)
+    vectors = read_vectors(path, len(config.model_config.layers), config.model_config.hidden_size)
+    return dataclasses.replace(config, steering=vectors)
 
 
 def _settle_draft(config: EngineConfig, args: EngineArguments, disproved: _Reasons) -> EngineConfig:

@@ -42,6 +42,7 @@ class Holdings:
             pooling=request.pooling,
             pair_start=request.source.pair_start,
             adapter_slot=self.adapters.slot_of(request),
+            steered=request.source.steered,
             count_row=self._count_rows.by_request.get(request),
             clip_blocks=None if request.clip is None else self.clips.take(request.request_id, request.clip),
             token_ids=None if request.clip is None or request.keeps_blocks else request.token_ids,

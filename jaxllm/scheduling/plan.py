@@ -17,6 +17,7 @@ from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS, ChunkSlots
 from jaxllm.scheduling.clips import ClipEncode
 from jaxllm.scheduling.media import ChunkMedia, Encode
+from jaxllm.steering.request import Steered
 
 
 class StepKind(enum.Enum):
@@ -47,6 +48,8 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False):
     """Position of the first token of a pair's second text; None for a single text."""
     adapter_slot: int = 0
     """The slot of the request's adapter, 0 for none."""
+    steered: Steered | None = None
+    """The steering vector that is added to its tokens; None for none."""
     count_row: int | None = None
     """The request's row of the device's token counts, if it needs one."""
     clip_blocks: array[int] | None = None

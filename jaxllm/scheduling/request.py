@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 
-from jaxllm.core_messages import Clip, EngineCoreRequest, Pooled, PromptMedia
+from jaxllm.core_messages import EngineCoreRequest, Pooled, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.pooling_params import TOKEN_TASKS
 from jaxllm.sampling_params import SamplingParams
@@ -85,7 +85,7 @@ class Request:
         """The row, -1 if unknown, that samples its last token in the latest step that has it, and that step's id."""
         self.media, self.clip, self.adapter = source.media, source.clip, source.adapter
         # Encoded now, so that a salt that cannot be encoded is this request's error: hashes are made during a step.
-        self.salt = _encode_salt(source.cache_salt or "", source.adapter, source.clip)
+        self.salt = _encode_salt(source)
         self.block_hashes: list[bytes] = []
         """The hash chain of the leading full blocks, as far as it was needed."""
         self.donor = donor
@@ -256,15 +256,17 @@ def _prompt_ids(source: EngineCoreRequest) -> array[int]:
     return ids
 
 
-def _encode_salt(salt: str, adapter: int | None, clip: Clip | None) -> bytes:
+def _encode_salt(source: EngineCoreRequest) -> bytes:
     """Return the extra key of a request's block hashes: its salt, and what changes the keys and values of all tokens.
 
-    That is its adapter, and the clip that it attends to.
+    That is its adapter, its steering, and the clip that it attends to.
     """
+    salt = source.cache_salt or ""
     try:
         # No text in UTF-8 has these bytes.
-        of_adapter = b"" if adapter is None else b"\xff%d" % adapter
-        return salt.encode() + of_adapter + (b"" if clip is None else b"\xfc" + clip.key)
+        of_adapter = b"" if source.adapter is None else b"\xff%d" % source.adapter
+        of_steering = b"" if source.steered is None else b"\xfb" + source.steered.key
+        return salt.encode() + of_adapter + of_steering + (b"" if source.clip is None else b"\xfc" + source.clip.key)
     except UnicodeEncodeError as error:
         message = f"cache_salt must be Unicode text, got {salt!r}."
         raise VLLMValidationError(message, parameter="cache_salt", value=salt) from error

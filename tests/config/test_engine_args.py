@@ -108,6 +108,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "logprobs_mode": ("logprobs", None, 3, [], "raw"),
     "logits_processors": ("module:function", 3, {"a": 1}, [""], ["m:f"] * 65),
     "batch_invariant": (1, 0, "yes"),
+    "steering": ("", 3, ["a"]),
     "stream_interval": (0, -1, 2**31, 1.5, None, True),
     "kv_cache_metrics": (1, None),
     "kv_cache_metrics_sample": (0, 0.0, 1.1, -1, math.nan, "0.5", None, True),

@@ -11,6 +11,7 @@ from jaxllm.engine.client.prefix_index import PrefixIndex, prefixes
 from jaxllm.engine.client.router import Router
 from jaxllm.lora.request import LoRARequest
 from jaxllm.sampling_params import SamplingParams
+from jaxllm.steering.request import Steered
 
 BLOCK = 16
 ROOM = 10_000
@@ -59,12 +60,14 @@ def test_what_the_cache_tells_apart_has_other_prefixes() -> None:
     kinds = [
         make("a", prompt),
         make("b", prompt, lora=adapter),
+        make("b", prompt, steered=Steered(1, 2.0, "ab" * 32)),
+        make("b", prompt, steered=Steered(1, 2.5, "ab" * 32)),
         make("c", prompt, cache_salt="x"),
         make("d", [9, *prompt[1:]]),
     ]
     keys = [{each.key for each in prefixes(kind, BLOCK)} for kind in kinds]
     assert all(len(each) == 4 for each in keys)
-    assert len(set().union(*keys)) == 16
+    assert len(set().union(*keys)) == 24
     shared = prefixes(make("e", prompt[:40] + [9] * 24), BLOCK)
     assert [each.key in keys[0] for each in shared] == [True, True, False, False]
 

@@ -21,10 +21,12 @@ def prefixes(request: EngineCoreRequest, block_size: int) -> list[_Prefix]:
     """Return beginnings of a request's prompt of 1, 2, 3, 4, 6, 8, 12, 16, 24, ... whole blocks, shortest first.
 
     Long prompts too have few of them, and of whole blocks that two prompts share, one of these has at least two thirds.
-    What the cache tells apart, an adapter, a salt, a clip or an image that begins there, tells their keys apart.
+    What the cache tells apart, an adapter, a salt, a clip, steering or an image that begins there, tells their keys
+    apart.
     """
     tokens = array("i", request.prompt_token_ids)
-    key: Hashable = (request.lora and request.lora.lora_int_id, request.cache_salt, request.clip and request.clip.key)
+    adapter, clip = request.lora and request.lora.lora_int_id, request.clip and request.clip.key
+    key: Hashable = (adapter, request.cache_salt, clip, request.steered and request.steered.key)
     items = [] if request.media is None else [(item.spans[0].offset, item.key) for item in request.media.items]
     prefixes: list[_Prefix] = []
     start, num_blocks, step = 0, 1, 1

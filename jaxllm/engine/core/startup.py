@@ -146,6 +146,7 @@ def _ready(
         has_thinking_tokens=has_thinking_tokens,
         pooling=config.pooling,
         media=media,
+        vectors={} if config.steering is None else config.steering.digests,
         embed_size=config.model_config.hidden_size if config.args.enable_prompt_embeds else 0,
         num_weight_bytes=config.checkpoint.num_bytes,
         weight_type=config.quantization or config.checkpoint.weight_type,
@@ -170,6 +171,8 @@ def _facts(prepared: Prepared) -> dict[str, str]:
     # A function's text has its address, which differs between processes.
     texts = {name: re.sub(" at 0x[0-9a-f]+", "", str(value)) for name, value in come_from.items()}
     facts = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    if config.steering is not None:
+        facts["the steering vectors"] = config.steering.digest
     if prepared.draft is None:
         return facts
     return facts | {f"{name}, of the draft model": digest for name, digest in _facts(prepared.draft).items()}
@@ -354,7 +357,9 @@ def make_launchers(prepared: Prepared) -> tuple[Launcher, Launcher | None]:
     """Load the weights and return the launchers of a model and of its draft model, if there is one."""
     load = partial(_load, prepared.config, prepared.specs)
     early = None if prepared.weights is None else prepared.weights.result
-    model = Launcher(prepared.compiler, prepared.programs, load, early=early)
+    steering = prepared.config.steering
+    vectors = None if steering is None else steering.values_lvd
+    model = Launcher(prepared.compiler, prepared.programs, load, early=early, vectors_lvd=vectors)
     draft = prepared.draft
     if draft is None:
         return model, None

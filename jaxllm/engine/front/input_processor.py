@@ -320,6 +320,7 @@ class InputProcessor:
             pair_start=prompt.pair_start,
             media=prompt.media,
             clip=prompt.clip,
+            steered=self._params.steered(params),
         )
         late = None if pooling is None else pooling.late_chunking_params
         chunks = None if late is None else find_chunks(prompt.text, prompt.token_ids, late.chunk_size, self._tokenizer)

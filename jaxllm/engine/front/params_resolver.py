@@ -12,6 +12,7 @@ from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
 from jaxllm.params.limits import FLOAT32_MAX, MAX_BAD_WORD_TOKENS
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
+from jaxllm.steering.request import STEERING, Steered, read_steered
 from jaxllm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class InputLimits:
     """True if requests are traced."""
     adapters: bool = False
     """True if requests may name LoRA adapters."""
+    vectors: Mapping[str, str] = field(default_factory=dict)
+    """The digests of the steering vectors that requests may name, by name, in their order."""
     embed_size: int = 0
     """The numbers of an embedding, where prompts may be embeddings; else 0."""
     runner: str = "generate"
@@ -70,6 +73,7 @@ class InputLimits:
             structured_outputs=config.structured_outputs_config,
             runner=config.model_config.runner_type,
             embed_size=ready.embed_size,
+            vectors=ready.vectors,
             adapters=config.lora_config is not None,
             traces=config.observability_config.otlp_traces_endpoint is not None,
         )
@@ -181,7 +185,7 @@ class ParamsResolver:
             raise refusal(label, message, "thinking_token_budget", params.thinking_token_budget)
 
     def _check_extra_args(self, params: SamplingParams, label: str) -> None:
-        """Check what the logits processors take against the kind of its default: an integer, or a number."""
+        """Check what steering takes, and what logits processors take against the kind of its default."""
         taken, checked = self._limits.extra_args, dict(params.extra_args or {})
         for name in checked.keys() & taken.keys():
             value = checked[name]
@@ -192,6 +196,14 @@ class ParamsResolver:
                 checked[name] = check_float(what, value, -FLOAT32_MAX, FLOAT32_MAX, parameter="extra_args")
         if checked:
             params.extra_args = checked
+        self.steered(params, label)
+
+    def steered(self, params: SamplingParams, label: str = "params") -> Steered | None:
+        """Return the steering vector that params ask for. Raises VLLMValidationError if there is no such vector."""
+        asked, limits = params.extra_args or {}, self._limits
+        if STEERING not in asked or STEERING in limits.extra_args:
+            return None
+        return read_steered(asked[STEERING], limits.vectors, label)
 
     def _resolve_stops(self, params: SamplingParams) -> None:
         """Add the model's EOS ids, leaving out any that the model itself lacks."""

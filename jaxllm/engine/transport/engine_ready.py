@@ -38,6 +38,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """How the model pools; None if it only generates."""
     media: MediaSettings | None = None
     """How prompts refer to media; None if the model takes text only."""
+    vectors: dict[str, str] = {}
+    """The digests of the steering vectors that requests may name, by name, in their order."""
     embed_size: int = 0
     """The numbers of an embedding, where prompts may be embeddings; else 0."""
     num_weight_bytes: int = 0

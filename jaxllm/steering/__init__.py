@@ -1,0 +1,1 @@
+"""Steering: vectors that requests add to the residual stream of a model."""
