@@ -92,8 +92,8 @@ def read_layers(model: Any, layers: Any, ids: torch.Tensor) -> torch.Tensor:
 
     hooks = [layer.register_forward_hook(hook) for layer in layers]
     states = model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
-    for each in hooks:
-        each.remove()
+    for layer_hook in hooks:
+        layer_hook.remove()
     for ours, theirs in zip(outputs[:-1], states[1:], strict=False):
         assert torch.equal(ours, theirs[0]), "a hook sees other hidden states than HF returns"
     return torch.stack(outputs)

@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "batch_invariant": True,
 }
 WIDTH, LAYERS = 48, 2
-"""Those of the case."""
+"""The sizes of the case."""
 
 
 def start(case: str = CASE, **settings: Any) -> LLM:
@@ -103,9 +103,9 @@ def test_steering_changes_no_bit_of_other_requests(llm: LLM):
         expected = generate(plain, [prompts[0], prompts[2]], [None, None])
     for ours, theirs in zip([together[0], together[2]], expected, strict=True):
         np.testing.assert_array_equal(logprobs_of(ours), logprobs_of(theirs))
-    for prompt, each, output in zip(prompts, asked, together, strict=True):
+    for prompt, steering, output in zip(prompts, asked, together, strict=True):
         llm.reset_prefix_cache()
-        [alone] = generate(llm, [prompt], [each])
+        [alone] = generate(llm, [prompt], [steering])
         np.testing.assert_array_equal(logprobs_of(alone), logprobs_of(output))
 
 
@@ -136,8 +136,8 @@ def test_all_outputs_of_a_request_are_steered_and_its_prompt_is_scored_so(llm: L
 def test_guesses_are_checked_with_steering():
     repeated = prompt_of() + prompt_of()
     with start(speculative_config={"method": "ngram", "num_speculative_tokens": 4}) as guessing, start() as plain:
-        for each in STEERED.values():
-            [ours], [theirs] = (generate(llm, [repeated], [each], max_tokens=24) for llm in (guessing, plain))
+        for steering in STEERED.values():
+            [ours], [theirs] = (generate(llm, [repeated], [steering], max_tokens=24) for llm in (guessing, plain))
             np.testing.assert_array_equal(logprobs_of(ours), logprobs_of(theirs))
 
 
