@@ -51,9 +51,10 @@ declare -A PACKAGES=(
   [langchain-embeddings]="langchain-openai>=1"
   [llama-index]="llama-index-embeddings-openai-like>=0.4"
   [cohere]="cohere>=5"
+  [cohere-chat]="cohere>=5"
   [schemathesis-embeddings]="schemathesis>=4.30,<5"
 )
-AGENTS=" openai-agents anthropic pydantic-ai instructor llama-index-llm ollama langgraph vercel-ai openai-npm anthropic-npm \
+AGENTS=" openai-agents anthropic cohere-chat pydantic-ai instructor llama-index-llm ollama langgraph vercel-ai openai-npm anthropic-npm \
 promptfoo aider codex claude-code opencode continue "
 COMMANDS=" codex claude-code opencode continue " # what agents/commands.sh runs
 TOLD="$COMMANDS promptfoo aider "

@@ -26,6 +26,7 @@ from jaxllm.exceptions import EngineBusyError, EngineDeadError, VLLMValidationEr
 from jaxllm.resolve.vllm_config import VllmConfig
 from jaxllm.server import invocations
 from jaxllm.server.anthropic import routes as anthropic
+from jaxllm.server.cohere import routes as cohere
 from jaxllm.server.decisions import routes as decisions
 from jaxllm.server.http.auth import Authentication, KeyChecker, read_keys
 from jaxllm.server.http.endpoint import Refusals, Reply
@@ -127,6 +128,7 @@ def _api_routes(app: FastAPI) -> list[Route]:
         *openai.routes(models, attrgetter("chat"), attrgetter("completion"), attrgetter("tokenization")),
         *responses.routes(attrgetter("responses"), app.state.kept_responses),
         *anthropic.routes(attrgetter("messages")),
+        *cohere.routes(attrgetter("cohere_chat")),
         *ollama.routes(attrgetter("ollama"), models),
         *pooling.routes(attrgetter("pooled")),
         *speech.routes(attrgetter("transcription")),

@@ -13,6 +13,7 @@ from jaxllm.config.server_arguments import ServerArgs
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.resolve.vllm_config import VllmConfig
 from jaxllm.server.anthropic.serving import AnthropicServingMessages
+from jaxllm.server.cohere.serving import CohereServingChat
 from jaxllm.server.decisions.serving import ServingDecisions
 from jaxllm.server.ollama.serving import OllamaServing
 from jaxllm.server.openai.serving_chat import OpenAIServingChat
@@ -41,6 +42,7 @@ class ServedModel:
     tokenization: OpenAIServingTokenization
     responses: OpenAIServingResponses
     messages: AnthropicServingMessages
+    cohere_chat: CohereServingChat
     ollama: OllamaServing
     pooled: PooledServing
     tokens: ServingTokens
@@ -85,6 +87,7 @@ class ServedModel:
             tokenization=OpenAIServingTokenization(chat, server_args),
             responses=OpenAIServingResponses(chat, kept, counted),
             messages=AnthropicServingMessages(chat),
+            cohere_chat=CohereServingChat(chat),
             ollama=OllamaServing(chat, pooled.embedding),
             pooled=pooled,
             tokens=ServingTokens(chat),

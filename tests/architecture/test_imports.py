@@ -151,6 +151,7 @@ ROOMS = (
     "jaxllm.server.openai",
     "jaxllm.server.responses",
     "jaxllm.server.anthropic",
+    "jaxllm.server.cohere",
     "jaxllm.server.pooling",
     "jaxllm.server.speech",
     "jaxllm.server.tokens",

@@ -12,6 +12,7 @@ from tests.server.request_bounds import (
     ANYWHERE,
     CHAT,
     COHERE,
+    COHERE_CHAT,
     DECISION,
     DETOKENIZE,
     EMBEDDINGS,
@@ -134,6 +135,7 @@ def _field(rng: random.Random) -> Hostile:
             ("/v1/responses", RESPONSES, {"input": '"a"', "max_output_tokens": "2"}),
             ("/v1/completions", COMPLETION, COMPLETION_BODY),
             ("/v1/messages", ANTHROPIC, CHAT_BODY),
+            ("/v2/chat", COHERE_CHAT, CHAT_BODY),
             ("/tokenize", TOKENIZE, {}),
             ("/detokenize", DETOKENIZE, {}),
             ("/v1/systemone", SYSTEMONE, {"state": '"a"', "questions": '{"a":{"type":"noul"}}'}),
@@ -142,7 +144,7 @@ def _field(rng: random.Random) -> Hostile:
     )
     name = rng.choice(sorted(bounds))
     values = [value for value in (*bounds[name].beyond, *ANYWHERE) if len(value) < MAX_VALUE]
-    streams = {"stream": "true"} if path.startswith("/v1") and rng.random() < 0.3 else {}
+    streams = {"stream": "true"} if path.startswith(("/v1", "/v2/chat")) and rng.random() < 0.3 else {}
     return Hostile("POST", path, _body({**base, **streams, **bounds[name].beside, name: rng.choice(values)}))
 
 

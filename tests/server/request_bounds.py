@@ -153,6 +153,42 @@ ANTHROPIC: dict[str, Bound] = {
     "vllm_xargs": SAMPLING["vllm_xargs"],
     "chat_template_kwargs": CHAT["chat_template_kwargs"],
 }
+OBJECT_FORMAT = '{"type":"json_object","json_schema":%s}'
+COHERE_CHAT: dict[str, Bound] = {
+    **{name: SAMPLING[name] for name in ("model", "stream", "temperature", "seed", "priority", "max_tokens")},
+    **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty")},
+    "messages": CHAT["messages"],
+    "max_tokens": SAMPLING["max_tokens"]._replace(beside={}),
+    "stop_sequences": SAMPLING["stop"],
+    "k": SAMPLING["top_k"],
+    "p": SAMPLING["top_p"],
+    "logprobs": FLAG,
+    "tools": CHAT["tools"],
+    "strict_tools": FLAG,
+    "tool_choice": Bound('"NONE"', ('"REQUIRED"', '"none"', "1", "{}")),
+    # This model's chat template shows no documents and has no safety mode.
+    "documents": Bound("[]", ('["a"]', "[1]", "1", "[{}]", '[{"data":1}]', '[{"data":{},"id":1}]'), ("[]",)),
+    "citation_options": Bound('{"mode":"OFF"}', ('{"mode":"FAST"}', '{"mode":1}', "1")),
+    "response_format": Bound(
+        '{"type":"text"}',
+        (
+            *(
+                "{}",
+                '{"type":"json_schema"}',
+                '{"type":"text","json_schema":{}}',
+                '{"type":"json_object","json_schema":1}',
+            ),
+            OBJECT_FORMAT % '{"type":"nothing"}',
+            OBJECT_FORMAT % nested(120),
+        ),
+    ),
+    "safety_mode": Bound('"OFF"', ('"STRICT"', '"CONTEXTUAL"', '"off"', "1")),
+    "thinking": Bound(
+        '{"type":"disabled","token_budget":2147483647}',
+        ("{}", '{"type":"loud"}', '{"type":"disabled","token_budget":0}', '{"type":"enabled","token_budget":5}', "1"),
+    ),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+}
 TOKENIZE: dict[str, Bound] = {
     **OF_MEDIA,
     "model": Bound('"tiny"', ("1",)),

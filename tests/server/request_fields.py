@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxllm.server.anthropic.protocol import MESSAGES_REFUSED, MessagesRequest
+from jaxllm.server.cohere.protocol import COHERE_CHAT_REFUSED, CohereChatRequest
 from jaxllm.server.decisions.openai_protocol import DECISIONS_REFUSED, DecisionRequest
 from jaxllm.server.decisions.systemone_protocol import SYSTEMONE_REFUSED, SystemOneRequest
 from jaxllm.server.ollama.protocol import (
@@ -236,6 +237,31 @@ MESSAGES: dict[str, Entry] = {
     "metadata": Nothing({"user_id": "a"}, CLIENT),
     "chat_template_kwargs": Effect({"flavour": "sweet"}),
 }
+THINKS = {"thinking": {"type": "disabled"}}
+AS_OBJECT = {"response_format": {"type": "json_object"}}
+COHERE_CHAT: dict[str, Entry] = {
+    **{name: SAMPLING[name] for name in ("model", "stream", "temperature", "seed", "priority", "max_tokens")},
+    **{name: SAMPLING[name] for name in ("presence_penalty", "frequency_penalty")},
+    "messages": Effect([OTHER]),
+    "stop_sequences": SAMPLING["stop"],
+    "k": SAMPLING["top_k"],
+    "p": SAMPLING["top_p"],
+    "logprobs": Effect(True),
+    "tools": Effect([TOOL]),
+    "strict_tools": Effect(True, {"tools": [TOOL]}),
+    "tool_choice": Effect("NONE", {"tools": [TOOL]}),
+    "documents": Effect(["a"]),
+    "citation_options": Refusal({"mode": "ACCURATE"}),
+    "citation_options.mode": Refusal("FAST"),
+    "response_format": Effect({"type": "json_object"}),
+    "response_format.type": Effect({"type": "json_object"}, {"response_format": {"type": "text"}}),
+    "response_format.json_schema": Effect({"type": "json_object", "json_schema": {"enum": [1]}}, AS_OBJECT),
+    "safety_mode": Refusal("STRICT"),  # cohere/test_cohere_chat.py has a template with a safety mode
+    "thinking": Effect({"type": "disabled"}),
+    "thinking.type": Effect({"type": "enabled"}, THINKS),
+    "thinking.token_budget": Refusal({"type": "enabled", "token_budget": 5}, THINKS),
+    "chat_template_kwargs": Effect({"flavour": "sweet"}),
+}
 OLLAMA_OPTIONS: dict[str, Entry] = {
     **{f"options.{name}": TOKENS[name] for name in ("temperature", "top_p", "top_k", "min_p", "stop", "seed")},
     **{f"options.{name}": TOKENS[name] for name in ("presence_penalty", "frequency_penalty")},
@@ -340,6 +366,11 @@ VLLM_MESSAGES = (
     "tools top_k top_p mm_payload return_mm_kwargs cache_salt watermarking kv_transfer_params ec_transfer_params "
     "vllm_xargs chat_template_kwargs"
 )
+VLLM_COHERE_CHAT = (
+    "model messages stream tools strict_tools tool_choice documents citation_options response_format safety_mode "
+    "max_tokens stop_sequences temperature seed frequency_penalty presence_penalty k p logprobs thinking priority "
+    "watermarking kv_transfer_params chat_template_kwargs"
+)
 VLLM_POOLED = (
     "model user truncate_prompt_tokens truncation_side request_id priority mm_processor_kwargs cache_salt "
     "use_activation "
@@ -414,6 +445,9 @@ ROUTES: dict[str, Requests] = {
     ),
     "/v1/messages": Requests(
         MessagesRequest, {"messages": [USER], "max_tokens": 60}, MESSAGES, MESSAGES_REFUSED, VLLM_MESSAGES
+    ),
+    "/v2/chat": Requests(
+        CohereChatRequest, {"messages": [USER], "max_tokens": 60}, COHERE_CHAT, COHERE_CHAT_REFUSED, VLLM_COHERE_CHAT
     ),
     "/api/chat": Requests(
         OllamaChatRequest,

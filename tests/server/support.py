@@ -53,10 +53,10 @@ class Answer:
 
     @property
     def named_events(self) -> list[Any]:
-        """Return the events of a stream without comments; frames must be named by the events' types."""
+        """Return the events of a stream without comments and [DONE]; frames must be named by the events' types."""
         events = []
         for frame in self.body.decode().split("\n\n")[:-1]:
-            if not frame.startswith(":"):
+            if not frame.startswith(":") and frame != "data: [DONE]":
                 name, data = frame.split("\n")
                 events.append(json.loads(data.removeprefix("data: ")))
                 assert name == f"event: {events[-1]['type']}"

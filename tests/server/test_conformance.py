@@ -81,6 +81,21 @@ GOOD: list[tuple[str, str, Any]] = [
     ("post", "/v1/chat/completions", CHAT | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
     ("post", "/v1/chat/completions", CHAT | STREAM | {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200}),
     ("post", "/v1/messages", {"messages": CHAT["messages"], "max_tokens": 3}),
+    *(("post", path, {"messages": CHAT["messages"], "max_tokens": 3}) for path in ("/v2/chat", "/cohere/v2/chat")),
+    ("post", "/v2/chat", {"messages": CHAT["messages"], "max_tokens": 3, "stream": True, "logprobs": True}),
+    (
+        "post",
+        "/v2/chat",
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "max_tokens": 200,
+            "tools": TOOLS,
+            "tool_choice": "REQUIRED",
+            "citation_options": {"mode": "OFF"},
+            "thinking": {"type": "disabled"},
+            "response_format": {"type": "text"},
+        },
+    ),
     ("post", "/v1/messages/count_tokens", {"messages": CHAT["messages"]}),
     ("post", "/api/chat", {"model": "tiny", "messages": CHAT["messages"], "stream": False}),
     ("post", "/api/generate", {"model": "tiny", "prompt": "a", "stream": False}),
@@ -155,6 +170,7 @@ BAD: list[tuple[str, str, Any]] = [
     *(("post", path, body) for path, body in (*POOLED, *CLASSES)),
     *(("post", path, b"{") for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")),
     *(("post", path, CHAT | {"model": "other"}) for path in ("/v1/messages", "/v1/messages/count_tokens", "/api/chat")),
+    ("post", "/v2/chat", CHAT | {"model": "other"}),
     ("post", "/api/generate", {"model": "tiny", "suffix": "a"}),
     ("post", "/api/show", {"model": "other"}),
     ("post", "/api/pull", {"model": "org/name"}),
@@ -224,7 +240,7 @@ def check_answer(document: dict[str, Any], operation: dict[str, Any], answer: An
     content = described.get("content", {})
     if answer.status >= 400:
         assert len(answer.body) <= 4096
-        error = answer.json["error"]
+        error = answer.json.get("error", answer.json)
         assert isinstance(error, str) or error.get("code", answer.status) == answer.status
     if not content:
         return
@@ -247,7 +263,7 @@ def check_answer(document: dict[str, Any], operation: dict[str, Any], answer: An
 def test_r12_good_answers_are_as_described(
     server: Served, tiny_server: Served, document: dict[str, Any], method: str, path: str, body: Any
 ) -> None:
-    runs_model = path.startswith(("/v1/", "/generative")) and method == "post"
+    runs_model = path.startswith(("/v1/", "/v2/chat", "/cohere/", "/generative")) and method == "post"
     answer = (tiny_server if runs_model else server).ask(method.upper(), path, body)
     assert answer.status == 200, answer.body
     check_answer(document, operation_of(document, method, path), answer)

@@ -52,7 +52,7 @@ def renamed(names: Mapping[str, str]) -> Iterator[None]:
         if name is None or name == error.parameter:
             raise
         message = str(error) if name == "structured_outputs" else _COMPILED.sub("cannot be enforced: ", str(error))
-        shown_name = "" if name in message else f"{name}: "
+        shown_name = "" if re.search(rf"\b{re.escape(name)}\b", message) else f"{name}: "
         raise VLLMValidationError(f"{shown_name}{message}", parameter=name, value=error.value) from error
 
 

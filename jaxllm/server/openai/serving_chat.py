@@ -186,6 +186,12 @@ class OpenAIServingChat:
             return False
         return bool(request.chat_template or _template(self.engine_client))
 
+    def template_knows(self, variable: str) -> bool:
+        """Return whether the model's chat template, or one of several, has a variable."""
+        template = _template(self.engine_client)
+        texts = [template] if isinstance(template, str) else (template or {}).values()
+        return any(variable in text for text in texts)
+
     def _render_briefly(self, request: ChatCompletionRequest) -> ParsedPrompt | None:
         """Return the prompt; None if the template takes too long, though the conversation is short."""
         with contextlib.suppress(TemplateLimitError):

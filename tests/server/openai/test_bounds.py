@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxllm.server.anthropic.protocol import MessagesRequest
+from jaxllm.server.cohere.protocol import CohereChatRequest
 from jaxllm.server.decisions.openai_protocol import DecisionRequest
 from jaxllm.server.decisions.systemone_protocol import SystemOneRequest
 from jaxllm.server.openai.chat_protocol import ChatCompletionRequest
@@ -49,6 +50,7 @@ ROUTES: dict[str, tuple[Any, dict[str, Bound], dict[str, str]]] = {
         {"query": '"a"', "items": '["a"]', "label_token_ids": "[5]"},
     ),
     "/v1/messages": (MessagesRequest, bounds_of.ANTHROPIC, {"messages": CHAT_ALL, "max_tokens": "2"}),
+    "/v2/chat": (CohereChatRequest, bounds_of.COHERE_CHAT, {"messages": CHAT_ALL, "max_tokens": "2"}),
     "/tokenize": (TokenizeRequest, TOKENIZE, {"prompt": '"a"'}),
     "/detokenize": (DetokenizeRequest, DETOKENIZE, {"tokens": "[5]"}),
     "/v1/embeddings": (EmbeddingRequest, bounds_of.EMBEDDINGS, {"input": '"a"'}),
@@ -132,8 +134,8 @@ def test_r13_a_value_is_taken_or_refused_by_its_name(
             assert answer.status == 404
         else:
             assert answer.status == 400, (value[:100], answer.body[:500])
-        error = answer.json["error"]
-        if path == "/v1/messages":
+        error = answer.json if path == "/v2/chat" else answer.json["error"]
+        if path in ("/v1/messages", "/v2/chat"):
             assert value == "NaN" or name in error["message"], (value[:100], answer.body[:500])
         else:
             assert error["param"] == (None if value == "NaN" else name), (value[:100], answer.body[:500])
