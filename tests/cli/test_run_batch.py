@@ -128,6 +128,25 @@ def test_responses(batches: Batches):
         assert (body["object"], body["store"], body["usage"]["output_tokens"]) == ("response", False, 4)
 
 
+def test_decisions(batches: Batches):
+    """A batch's decisions are those of another form, with the ids of the lines."""
+    noul = {"type": "noul", "instructions": "Is it?"}
+    predicate = {"type": "predicate", "instructions": "Is it?", "name": "a"}
+    lines = [
+        {"custom_id": "a", "url": run_batch.SYSTEMONE_URL, "body": {"state": "x", "questions": {"a": noul}}},
+        {"custom_id": "b", "url": run_batch.DECISION_URL, "body": {"input": "x", "questions": [predicate]}},
+        {"custom_id": "c", "url": run_batch.SYSTEMONE_URL, "body": {"state": "x", "questions": {"a": {"type": "a"}}}},
+        {"custom_id": "d", "url": run_batch.DECISION_URL, "body": {"input": "x", "questions": []}},
+    ]
+    assert batches.run(lines) == 0
+    systemone, decision, *failed = read_jsonl(batches.output)
+    assert [each["response"]["status_code"] for each in (systemone, decision)] == [200, 200], (systemone, decision)
+    answer = systemone["response"]["body"]["answers"]["a"]
+    assert 0 <= answer["noul"] <= 1
+    assert decision["response"]["body"]["answers"]
+    assert [each["error"]["param"] for each in failed] == ["questions"] * 2
+
+
 def test_the_file_that_is_named_is_written(batches: Batches):
     real = batches.folder / "real.jsonl"
     real.write_text("x" * 10_000)

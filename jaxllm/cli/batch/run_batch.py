@@ -36,9 +36,9 @@ _QUEUE_LENGTH = 1024
 _BUSY_SECONDS = 0.1
 """The pause before a retry of a request that the engine refused because it was full."""
 CHAT_URL, COMPLETION_URL, EMBEDDING_URL = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-RESPONSE_URL = "/v1/responses"
-_URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {EMBEDDING_URL}, {', '.join(SPEECH_TASKS)}, or end in /score or"
-_URLS += " /rerank"
+RESPONSE_URL, SYSTEMONE_URL, DECISION_URL = "/v1/responses", "/v1/systemone", "/v1/decisions"
+_URLS = f"{CHAT_URL}, {RESPONSE_URL}, {COMPLETION_URL}, {SYSTEMONE_URL}, {DECISION_URL}, {EMBEDDING_URL}, "
+_URLS += f"{', '.join(SPEECH_TASKS)}, or end in /score or /rerank"
 _METRICS_FLAGS = ("host", "port", "metrics_prefix")
 _SERVER_FLAGS = (
     "lora_modules",
@@ -228,6 +228,7 @@ class Answers:
     def __init__(
         self, engine: AsyncLLM, server_args: ServerArgs, names: Sequence[str] | None, reasoning_parser: str
     ) -> None:
+        from jaxllm.server.decisions.serving import ServingDecisions
         from jaxllm.server.openai.serving_chat import OpenAIServingChat
         from jaxllm.server.openai.serving_completion import OpenAIServingCompletion
         from jaxllm.server.openai.serving_models import LoRAModule, OpenAIServingModels
@@ -242,6 +243,7 @@ class Answers:
         self._chat = OpenAIServingChat(engine, models, server_args, reasoning_parser)
         self._completion = OpenAIServingCompletion(engine, models, server_args)
         self._responses = OpenAIServingResponses(self._chat, KeptResponses(), nullcontext)
+        self._decisions = ServingDecisions(self._chat)
         self._pooled = PooledServing.of(self._chat, server_args)
         self._speech = OpenAIServingTranscription.of(self._chat)
 
@@ -286,6 +288,8 @@ class Answers:
             return await self._when_there_is_room(lambda: self._responses.answer(response, caller))
         if line.url in SPEECH_TASKS:
             return await self._speech_answer(line, caller, job)
+        if line.url in (SYSTEMONE_URL, DECISION_URL):
+            return await self._when_there_is_room(self._decision(line, caller))
         return await self._when_there_is_room(self._pooled_answer(line, caller))
 
     async def _speech_answer(self, line: BatchLine, caller: Caller, job: Job) -> Any:
@@ -300,6 +304,18 @@ class Answers:
         request = self._repeatable(decode(bytes(line.body), BatchTranscriptionRequest, BATCH_REFUSED), job)
         answer = await self._when_there_is_room(lambda: serving.answer_url(task, request, caller))
         return answer.text if isinstance(answer, PlainText) else answer
+
+    def _decision(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:
+        """Return the function that answers a line with questions. Raises VLLMValidationError."""
+        from jaxllm.server.decisions.openai_protocol import DECISIONS_REFUSED, DecisionRequest
+        from jaxllm.server.decisions.systemone_protocol import SYSTEMONE_REFUSED, SystemOneRequest
+        from jaxllm.server.http.decoding import decode
+
+        if line.url == DECISION_URL:
+            decision = decode(bytes(line.body), DecisionRequest, DECISIONS_REFUSED)
+            return lambda: self._decisions.answer_decision(decision, caller)
+        asked = decode(bytes(line.body), SystemOneRequest, SYSTEMONE_REFUSED)
+        return lambda: self._decisions.answer_systemone(asked, caller)
 
     def _pooled_answer(self, line: BatchLine, caller: Caller) -> Callable[[], Any]:
         """Return the function that answers a line for a pooling model. Raises VLLMValidationError for a wrong URL."""
