@@ -411,6 +411,9 @@ class EngineArguments(UnsupportedArguments):
                 value=tokens,
             )
 
+        if self.reasoning_parser and self.skip_tokenizer_init:
+            message = "reasoning_parser needs a tokenizer, which skip_tokenizer_init leaves out."
+            raise VLLMValidationError(message, parameter="reasoning_parser", value=self.reasoning_parser)
         self.speculation()
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
             raise VLLMValidationError(

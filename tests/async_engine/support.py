@@ -68,7 +68,8 @@ def mock_llm(
     def start_process():
         return start_mock_process(args, tokens_per_second=tokens_per_second, replies=replies)
 
-    with AsyncLLM(start_process if in_process else start_thread, admission=Admission.of(args)) as llm:
+    start = start_process if in_process else start_thread
+    with AsyncLLM(start, admission=Admission.of(args), reasoning_parser=args.reasoning_parser) as llm:
         yield llm
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.engine.front.reasoning_grammar import ReasoningGrammar
+from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.structured_outputs import StructuredOutputsParams
-from tests.async_engine.support import tiny_args
+from tests.async_engine.support import read_one, tiny_args
 from tests.constraints.grammar_walks import make_compiler, takes
 from tests.e2e.tiny_tokenizer import save_tokenizer
+from tests.server.support import served
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 
@@ -50,6 +54,22 @@ def test_the_constraint_begins_where_reasoning_has_ended(llm: LLM) -> None:
     assert "\ufffd" in plain[2], "bytes that are no text, which a grammar does not allow in reasoning either"
     assert not re.search("[0-9]", formed[2])
     assert "</think>" not in "".join(formed), "the model does not end its reasoning by chance"
+
+
+def test_the_asynchronous_engine_does_the_same(llm: LLM, tokenizer: str) -> None:
+    prompts = ["is it? <think>yes</think>", "is it? <think>"]
+    args = tiny_args(tokenizer, chat_template=TEMPLATE, batch_invariant=True, reasoning_parser="qwen3")
+
+    async def ask(engine: AsyncLLM) -> list[str]:
+        outputs = [await read_one(engine, prompt, FORMED, prompt) for prompt in prompts]
+        stream = engine.generate(prompts[1], FORMED, "at once", reasoning_ended=True)
+        outputs += [output async for output in stream][-1:]
+        return [output.outputs[0].text for output in outputs]
+
+    with AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True) as engine:
+        *same, at_once = asyncio.run(ask(engine))
+    assert same == texts(llm, list(prompts), FORMED)
+    assert re.fullmatch(PATTERN, at_once)
 
 
 def test_params_are_left_as_they_are(llm: LLM) -> None:
@@ -93,9 +113,8 @@ def test_a_constraint_that_nothing_can_stand_before_is_refused(llm: LLM) -> None
 
 
 def test_without_a_tokenizer_it_is_refused_at_once(tokenizer: str) -> None:
-    args = tiny_args(tokenizer, skip_tokenizer_init=True, reasoning_parser="qwen3")
     with pytest.raises(VLLMValidationError, match="reasoning_parser needs a tokenizer"):
-        LLM.from_engine_args(args)
+        tiny_args(tokenizer, skip_tokenizer_init=True, reasoning_parser="qwen3")
 
 
 def test_reasoning_may_be_constrained_too(tokenizer: str) -> None:
@@ -103,3 +122,19 @@ def test_reasoning_may_be_constrained_too(tokenizer: str) -> None:
     args = tiny_args(tokenizer, reasoning_parser="qwen3", structured_outputs_config=config)
     with LLM.from_engine_args(args) as llm:
         assert all(re.fullmatch(PATTERN, text) for text in texts(llm, ["a", "a<think>"], FORMED))
+
+
+@pytest.mark.server
+def test_a_server_may_constrain_reasoning_too(tokenizer: str) -> None:
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 12}
+    chat["structured_outputs"] = {"regex": PATTERN}
+    for is_constrained in (False, True):
+        config = {"enable_in_reasoning": is_constrained}
+        args = tiny_args(tokenizer, chat_template=TEMPLATE, reasoning_parser="qwen3", structured_outputs_config=config)
+        engine = AsyncLLM.from_engine_args(args, disable_frontend_multiprocessing=True)
+        with engine, served(engine, "--reasoning-parser", "qwen3") as server:
+            [choice] = server.post("/v1/chat/completions", chat).json["choices"]
+            assert bool(re.fullmatch(PATTERN, choice["message"]["reasoning"])) == is_constrained
+            fields = {"prompt": "a<think>", "structured_outputs": {"regex": PATTERN}, "temperature": 0}
+            [choice] = server.post("/v1/completions", fields | {"max_tokens": 12}).json["choices"]
+            assert bool(re.fullmatch(PATTERN, choice["text"])) == is_constrained

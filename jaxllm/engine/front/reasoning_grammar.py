@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.exceptions import VLLMValidationError
@@ -22,6 +22,16 @@ _TAIL = 4096
 
 class ReasoningGrammar:
     """Moves the structured outputs of requests behind the reasoning that a parser reads."""
+
+    @classmethod
+    def of(cls, parser: str, front: FrontEnd) -> Self | None:
+        """Return one for an engine with a parser; None without, and where constraints hold in reasoning too.
+
+        Raises VLLMValidationError for an engine without a tokenizer.
+        """
+        if not parser or front.ready.vllm_config.structured_outputs_config.enable_in_reasoning:
+            return None
+        return cls(parser, front)
 
     def __init__(self, parser: str, front: FrontEnd) -> None:
         """Use a parser by its name, or with "auto" the one that the chat template implies, if any."""

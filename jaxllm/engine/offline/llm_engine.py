@@ -63,17 +63,12 @@ class LLMEngine(RefusesMethods, refused=ENGINE_REFUSES):
         """Load the model and make an engine: its core is in this process, unless JAXLLM_ENABLE_V1_MULTIPROCESSING is 1,
         or there are replicas, which have processes of their own, or it is a Ray actor.
         """
-        parser = engine_args.reasoning_parser
-        if parser and engine_args.skip_tokenizer_init:
-            message = "reasoning_parser needs a tokenizer, which skip_tokenizer_init leaves out."
-            raise VLLMValidationError(message, parameter="reasoning_parser", value=parser)
         check_home()
         show_log()
         engine_args = on_this_host(engine_args)
         has_processes = uses_core_process() or engine_args.data_parallel_size > 1 or uses_ray(engine_args)
         core, front = (start_in_process if has_processes else start_in_place)(engine_args, UsageContext.LLM_CLASS)
-        reasons = parser and not front.ready.vllm_config.structured_outputs_config.enable_in_reasoning
-        return cls(core, front, ReasoningGrammar(parser, front) if reasons else None)
+        return cls(core, front, ReasoningGrammar.of(engine_args.reasoning_parser, front))
 
     @property
     def vllm_config(self) -> VllmConfig:

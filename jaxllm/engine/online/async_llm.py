@@ -16,6 +16,7 @@ from jaxllm.engine.front.asleep import PauseMode, check_level, check_mode, check
 from jaxllm.engine.front.front_end import checked_ids, refuse_given
 from jaxllm.engine.front.metrics import Metric
 from jaxllm.engine.front.prompt_encoder import align_arguments
+from jaxllm.engine.front.reasoning_grammar import ReasoningGrammar
 from jaxllm.engine.front.refused_methods import ASYNC_LACKS, ASYNC_REFUSES, RefusesMethods
 from jaxllm.engine.front.start import start_in_process, start_in_thread
 from jaxllm.engine.online.admission import Admission
@@ -60,7 +61,9 @@ class AsyncLLM(RefusesMethods, TakesWeights, refused=ASYNC_REFUSES, lacks=ASYNC_
     max_log_len: int | None = None
     """The most characters or token ids of a prompt that are logged; None is all."""
 
-    def __init__(self, start: StartCore, *, admission: Admission, logs_requests: bool = False) -> None:
+    def __init__(
+        self, start: StartCore, *, admission: Admission, logs_requests: bool = False, reasoning_parser: str = ""
+    ) -> None:
         """Start an engine; use `from_engine_args`."""
         self.log_requests = logs_requests
         """Whether ids and parameters of requests are logged, and at level DEBUG their prompts."""
@@ -69,6 +72,7 @@ class AsyncLLM(RefusesMethods, TakesWeights, refused=ASYNC_REFUSES, lacks=ASYNC_
         self.admission, self._gate = admission, Gate()
         self._requests = RunningRequests(self.front, admission, self._gate)
         self._held = HeldCore(start, remote, self.front, self._requests, self._gate)
+        self._reasoning = ReasoningGrammar.of(reasoning_parser, self.front)
 
     @classmethod
     def from_engine_args(
@@ -92,6 +96,7 @@ class AsyncLLM(RefusesMethods, TakesWeights, refused=ASYNC_REFUSES, lacks=ASYNC_
             lambda: begin(engine_args, usage_context, asks_core=False),
             admission=Admission.of(engine_args),
             logs_requests=engine_args.enable_log_requests,
+            reasoning_parser=engine_args.reasoning_parser,
         )
         engine.max_log_len = engine_args.max_log_len
         return engine
@@ -232,16 +237,15 @@ class AsyncLLM(RefusesMethods, TakesWeights, refused=ASYNC_REFUSES, lacks=ASYNC_
     ) -> RequestOutputCollector:
         """Queue a request and return its outputs' collector. One with structured outputs is good once this returns.
 
-        A caller that stops reading the collector calls `abort`.
+        With a reasoning parser they begin after the reasoning, or at once if `reasoning_ended`. A caller that stops
+        reading the collector calls `abort`.
         """
-        refuse_given(
-            prompt_adapter_request=prompt_adapter_request,
-            reasoning_ended=reasoning_ended,
-            reasoning_parser_kwargs=reasoning_parser_kwargs,
-        )
+        refuse_given(prompt_adapter_request=prompt_adapter_request, reasoning_parser_kwargs=reasoning_parser_kwargs)
         del prompt_text, session_id  # no output shows the text of token ids; prefixes keep a session together
         check_str("request_id", request_id, INT32_MAX)
         self._check_open()  # before the prompt is tokenized; what waits at the gate afterwards asks again
+        if self._reasoning is not None and not reasoning_ended:
+            [params] = self._reasoning.behind_reasoning([prompt], [params])
         request, stream = await self._requests.take(
             request_id,
             prompt,

@@ -64,7 +64,12 @@ class EngineLoader[R: Served]:
 
     def _start(self) -> AsyncLLM:
         args = self._args
-        engine = AsyncLLM(self._start_core, admission=Admission.of(args), logs_requests=args.enable_log_requests)
+        engine = AsyncLLM(
+            self._start_core,
+            admission=Admission.of(args),
+            logs_requests=args.enable_log_requests,
+            reasoning_parser=args.reasoning_parser,
+        )
         engine.max_log_len = args.max_log_len
         return engine
 

@@ -118,7 +118,8 @@ class OpenAIServingChat:
         self.engine_client.admission.check_room(params.n)  # before the prompt is rendered
         prompt = prompt or await self.render(request)
         text = self.parsers.opened(prompt.text or "", self._variables(request))
-        params.structured_outputs = answer_grammar(params.structured_outputs, use, parser, self.parsers.reasoning, text)
+        reasoning = None if self._constrains_reasoning else self.parsers.reasoning
+        params.structured_outputs = answer_grammar(params.structured_outputs, use, parser, reasoning, text)
         special = self.engine_client.front.require_tokenizer().special_texts
         if not special.isdisjoint(self.parsers.marks(parser)):
             params.skip_special_tokens = False
@@ -131,6 +132,7 @@ class OpenAIServingChat:
             priority=request.priority,
             data_parallel_rank=caller.data_parallel_rank,
             lora_request=self.models.adapter(request.model),
+            reasoning_ended=True,  # the grammar has begun where it has to
         )
         reader = AnswerReader(
             self.parsers.maker(
@@ -144,6 +146,11 @@ class OpenAIServingChat:
             counted_by=None if self.parsers.reasoning is None else self.engine_client.front.tokenizer,
         )
         return Turn(EngineOutputs(self.engine_client, stream), reader)
+
+    @property
+    def _constrains_reasoning(self) -> bool:
+        """Return whether constraints hold in reasoning too."""
+        return self.engine_client.vllm_config.structured_outputs_config.enable_in_reasoning
 
     async def _search(self, request: ChatCompletionRequest, caller: Caller) -> RequestOutput:
         """Run a beam search."""
