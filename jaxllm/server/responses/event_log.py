@@ -1,4 +1,4 @@
-"""Keep the events of a streamed background response, for clients that come back."""
+"""Keep the events of a background response, for clients that come back."""
 
 from __future__ import annotations
 

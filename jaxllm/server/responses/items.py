@@ -41,9 +41,8 @@ def list_items(turns: Sequence[bytes], num_output: int, response_id: str, page: 
     Items without an id of their own get one from the response's and their position.
     Raises VLLMValidationError if no item has the id `after`.
     """
-    items = [item for turn in turns for item in msgspec.json.decode(turn)]
-    items = items[: len(items) - num_output]
-    ids = _ids(items, response_id.removeprefix("resp_"))
+    items, ids = _identified(turns, response_id)
+    items, ids = items[: len(items) - num_output], ids[: len(items) - num_output]
     positions = list(range(len(items)))
     if page.order == "desc":
         positions.reverse()
@@ -59,6 +58,24 @@ def list_items(turns: Sequence[bytes], num_output: int, response_id: str, page: 
         last_id=ids[chosen[-1]] if chosen else None,
         has_more=len(positions) > len(chosen),
     )
+
+
+def made_for(item_id: str) -> str | None:
+    """Return the id of the response for whose list an item's id may have been made."""
+    parts = item_id.split("_")
+    return f"resp_{parts[1]}" if len(parts) == 3 else None
+
+
+def items_by_id(turns: Sequence[bytes], response_id: str) -> dict[str, dict[str, Any]]:
+    """Return a conversation's items by the ids that `list_items` shows."""
+    items, ids = _identified(turns, response_id)
+    return {item_id: {**item, "id": item_id} for item_id, item in zip(ids, items, strict=True)}
+
+
+def _identified(turns: Sequence[bytes], response_id: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a conversation's items, and the id of each."""
+    items = [item for turn in turns for item in msgspec.json.decode(turn)]
+    return items, _ids(items, response_id.removeprefix("resp_"))
 
 
 def _ids(items: Iterable[Mapping[str, Any]], name: str) -> list[str]:

@@ -17,7 +17,6 @@ from jaxllm.server.responses.items import ItemList, Page, list_items
 from jaxllm.server.responses.objects import DeletedResponse, Response
 from jaxllm.server.responses.request import ResponsesRequest
 from jaxllm.server.responses.store import ResponseStore, size_of
-from jaxllm.server.responses.stream import Event
 from jaxllm.utils.async_utils import threaded_if_long
 
 _UNSTORED = "responses are stored only by a server with one front end (api_server_count=1)."
@@ -28,8 +27,8 @@ class _Background(NamedTuple):
 
     answer: ResponseAnswer
     task: asyncio.Task[None]
-    log: EventLog | None
-    """Its events, if it was asked for as a stream."""
+    log: EventLog
+    """Its events."""
     input: tuple[bytes, ...]
     """The items that it answers, as lists in JSON."""
 
@@ -61,14 +60,14 @@ class KeptResponses:
     def follow(self, response_id: str, number: int) -> EventStream:
         """Return the events of a response from a sequence number on, those to come too.
 
-        Raises RequestFailedError, 404, for one that is not stored, and VLLMValidationError for one that was not
-        created as a stream in the background, or events that are not kept any more.
+        Raises RequestFailedError, 404, for one that is not stored, and VLLMValidationError for one that was not made in
+        the background, or events that are not kept any more.
         """
         self._check_stores()
         running = self._background.get(response_id)
         log = running.log if running is not None else self.store.find(response_id, "response_id").log
         if log is None:
-            message = "stream: only a response that was created with background=true and stream=true can be streamed."
+            message = "stream: only a response that was created with background=true can be streamed."
             raise VLLMValidationError(message, parameter="stream")
         log.check_kept(number)
         return self.stream_of(log, number)
@@ -127,7 +126,7 @@ class KeptResponses:
     def begin(
         self,
         answer: ResponseAnswer,
-        log: EventLog | None,
+        log: EventLog,
         asked: tuple[bytes, ...],
         counted: Callable[[], AbstractContextManager[None]],
     ) -> Response:
@@ -136,20 +135,15 @@ class KeptResponses:
         """
         response = answer.response()
 
-        def tell(events: list[Event]) -> None:
-            if log is not None:
-                log.add(events)
-
         async def run() -> None:
             try:
                 with counted():
-                    await answer.run(tell)
+                    await answer.run(log.add)
             finally:
                 del self._background[response.id]
-                if log is not None:
-                    log.end()
+                log.end()
 
-        tell(answer.queue())
+        log.add(answer.queue())
         self._background[response.id] = _Background(answer, asyncio.create_task(run()), log, asked)
         return response
 

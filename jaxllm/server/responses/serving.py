@@ -74,11 +74,11 @@ class OpenAIServingResponses:
                 body = msgspec.json.encode(response)
                 kept.store.put(response.id, StoredResponse(body, turns, ids, response.background, log))
 
-        log = EventLog(kept.room) if request.background and request.stream else None
+        log = EventLog(kept.room) if request.background else None
         answer = ResponseAnswer(response, turn, self._chat, keep, request.num_logprobs)
-        if request.background:
+        if log is not None:
             begun = kept.begin(answer, log, asked, self._counted)
-            return begun if log is None else kept.stream_of(log, 0)
+            return kept.stream_of(log, 0) if request.stream else begun
         if request.stream:
             return EventStream(answer.frames(), turn.outputs, last=b"")
         return await answer.whole()

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
-import msgspec
-
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.http.errors import RequestFailedError
 from jaxllm.server.responses.event_log import EventLog
+from jaxllm.server.responses.items import items_by_id, made_for
 
 _MAX_RESPONSES = 4096
 MAX_BYTES = 256 * 2**20
@@ -32,7 +31,7 @@ class StoredResponse(NamedTuple):
     """The ids of its output items."""
     background: bool
     log: EventLog | None = None
-    """The events of one that was streamed in the background; they have ended too."""
+    """The events of one that was made in the background; they have ended too."""
 
     @property
     def size(self) -> int:
@@ -81,18 +80,20 @@ class ResponseStore:
         return kept
 
     def finder(self) -> Callable[[str], dict[str, Any] | None]:
-        """Return a function that finds output items of stored responses by id; it decodes each response once."""
-        read: dict[str, dict[Any, dict[str, Any]]] = {}
+        """Return a function that finds items of stored responses by id: output, and input by the ids that lists of it
+        show. It decodes each response once.
+        """
+        read: dict[tuple[str, bool], dict[str, dict[str, Any]]] = {}
 
         def find(item_id: str) -> dict[str, Any] | None:
-            owner = self._owners.get(item_id)
-            if owner is None:
+            is_output = item_id in self._owners
+            owner = self._owners[item_id] if is_output else made_for(item_id)
+            if owner is None or owner not in self._kept:
                 return None
-            if owner not in read:
-                items = msgspec.json.decode(self.find(owner, "input").turns[-1])
-                item_ids = self._kept[owner].item_ids
-                read[owner] = {item["id"]: item for item in items[-len(item_ids) :]}
-            return read[owner][item_id]
+            if (owner, is_output) not in read:
+                turns = self.find(owner, "input").turns
+                read[owner, is_output] = items_by_id(turns[-1:] if is_output else turns, owner)
+            return read[owner, is_output].get(item_id)
 
         return find
 

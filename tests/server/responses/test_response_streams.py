@@ -68,6 +68,16 @@ def test_a_background_stream_is_the_foreground_one(server: Served, content: str,
     assert server.get(f"{path}?stream=true&starting_after={len(events) - 1}").body == b""
 
 
+def test_a_background_response_can_be_streamed_later(mock_server: Served) -> None:
+    for fields in ({"input": "a", "max_output_tokens": 2}, LONG | {"stream": False}):
+        begun = mock_server.post(PATH, fields | {"background": True}).json
+        events = events_of(mock_server.get(f"{PATH}/{begun['id']}?stream=true"))
+        assert events[0]["response"] == begun
+        assert events[-1]["response"] == mock_server.get(f"{PATH}/{begun['id']}").json
+        deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+        assert "".join(deltas) == events[-1]["response"]["output"][0]["content"][0]["text"]
+
+
 def test_the_response_goes_on_without_its_client(mock_server: Served) -> None:
     with begun(mock_server) as (response_id, answer):
         answer.close()
@@ -96,10 +106,8 @@ def test_several_clients_follow_one_response_and_see_its_end(mock_server: Served
 def test_what_cannot_be_streamed_is_refused(mock_server: Served) -> None:
     small = {"input": "a", "max_output_tokens": 2}
     kept = mock_server.post(PATH, small).json["id"]
-    background = mock_server.post(PATH, small | {"background": True}).json["id"]
     queries: list[tuple[str, str, str]] = [
         (kept, "stream=true", "stream"),
-        (background, "stream=true", "stream"),
         (kept, "starting_after=1", "starting_after"),
         (kept, "stream=maybe", "stream"),
         *(

@@ -100,6 +100,20 @@ def test_a_conversation_goes_on_by_items_or_by_id(server: Served) -> None:
     assert third["usage"]["input_tokens"] > by_id["usage"]["input_tokens"]
 
 
+def test_input_items_can_be_referred_to_by_the_ids_in_their_list(server: Served) -> None:
+    first = respond(server, "weather?", tools=[TOOL])
+    result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "21 degrees"}
+    second = respond(server, [result], previous_response_id=first["id"], tools=[TOOL])
+    listed = server.get(f"{PATH}/{second['id']}/input_items?order=asc").json["data"]
+    references = [{"type": "item_reference", "id": item["id"]} for item in listed]
+    again = respond(server, references, tools=[TOOL])
+    assert (text_of(again), again["usage"]) == (text_of(second), second["usage"])
+    assert server.get(f"{PATH}/{again['id']}/input_items?order=asc").json["data"] == listed
+    for name in (f"{listed[0]['id']}0", listed[0]["id"].replace("msg", "fco"), "msg__0", "resp_x_y"):
+        refused = ask(server, [{"type": "item_reference", "id": name}])
+        assert (refused.status, refused.json["error"]["param"]) == (404, "input"), name
+
+
 def test_what_agents_send_is_taken(server: Served, caplog: pytest.LogCaptureFixture) -> None:
     others = [{"type": "web_search"}, {"type": "custom", "name": "apply_patch"}, {"type": "heard_of_only_here"}]
     fields = {
