@@ -55,6 +55,8 @@ class CompletionOutput:
     spec_decode_metrics: Any | None = None
     weight_versions: Any | None = None
     """Always None, like lora_request, routed_experts, sampling_mask and spec_decode_metrics."""
+    error_parameter: str | None = None
+    """The request's argument that ended the output with "error", such as structured_outputs; None for other errors."""
 
     def finished(self) -> bool:
         """Return whether this output is complete."""

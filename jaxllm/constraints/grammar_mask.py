@@ -19,9 +19,9 @@ from jaxllm.params.structured_outputs import StructuredOutputsParams
 
 
 class DeadEndError(Exception):
-    """No token can follow. The message has the reason; `parameter` names the argument to blame, if there is one."""
+    """No token can follow. The message has the reason; `parameter` names the argument to blame."""
 
-    def __init__(self, message: str, parameter: str | None = None) -> None:
+    def __init__(self, message: str, parameter: str = "structured_outputs") -> None:
         super().__init__(message)
         self.parameter = parameter
 

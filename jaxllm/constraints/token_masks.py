@@ -338,7 +338,7 @@ class _Rules:
 
     def _conflict(self, *names: str) -> DeadEndError:
         rules = [name for name in names if getattr(self._params, name) not in (None, [])]
-        return DeadEndError(f"{' and '.join(rules)} leave no token that may follow; loosen one of them")
+        return DeadEndError(f"{' and '.join(rules)} leave no token that may follow; loosen one of them", rules[0])
 
 
 def _invalid(end: DeadEndError) -> RequestError:

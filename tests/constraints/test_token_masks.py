@@ -338,7 +338,7 @@ def test_a_failing_matcher_is_a_dead_end(masks: TokenMasks, monkeypatch: pytest.
     masks.accept("r", [3])
     masks.accept("r", [4])
     assert masks.row("r", 2) is None
-    assert masks.dead_ends() == {"r": RequestError("invalid", "structured_outputs failed: boom")}
+    assert masks.dead_ends() == {"r": RequestError("invalid", "structured_outputs failed: boom", "structured_outputs")}
     assert allowed(masks, 0, "good") == {1, 2}
 
 
@@ -346,7 +346,9 @@ def test_a_matcher_that_gives_up_is_a_dead_end(masks: TokenMasks, monkeypatch: p
     monkeypatch.setattr(WordMatcher, "fill", lambda self, bits_w: setattr(self, "error", "lexer too complex"))
     masks.add(request(structured_outputs=choose([3, 4])))
     assert masks.row("r", 0) is None
-    assert masks.dead_ends() == {"r": RequestError("invalid", "structured_outputs came to an end: lexer too complex")}
+    assert masks.dead_ends() == {
+        "r": RequestError("invalid", "structured_outputs came to an end: lexer too complex", "structured_outputs")
+    }
 
 
 def test_a_token_that_the_grammar_forbids_is_a_dead_end(masks: TokenMasks):
@@ -376,6 +378,7 @@ def test_rules_that_exclude_each_other_are_named(masks: TokenMasks):
         "static": "allowed_token_ids and bad_words leave no token that may follow; loosen one of them",
         "moving": "structured_outputs and allowed_token_ids leave no token that may follow; loosen one of them",
     }
+    assert [error.parameter for error in masks.dead_ends().values()] == ["allowed_token_ids", "structured_outputs"]
     assert not masks.is_ready("static")
 
 

@@ -58,6 +58,7 @@ class GrowingSequence:
         "_shown_tokens",
         "detokenizer",
         "engine_index",
+        "error_parameter",
         "finish_reason",
         "index",
         "logprobs",
@@ -82,6 +83,7 @@ class GrowingSequence:
         self.stats = RequestStateStats(arrival_time=request.arrival_time)
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.error_parameter: str | None = None
         self.num_cached_tokens: int | None = None
         self.pooled: Pooled | None = None
         self.text_reader: TextReader | None = None
@@ -110,7 +112,7 @@ class GrowingSequence:
         self.finish_reason = "stop" if stop is not None else output.finish_reason
         self.stop_reason = stop if stop is not None else output.stop_reason
         if self.finish_reason == "error" and output.error is not None:
-            self.stop_reason = output.error.message
+            self.stop_reason, self.error_parameter = output.error.message, output.error.parameter
         return stop is not None
 
     def push(self, new_token_ids: list[int]) -> str:
@@ -142,6 +144,7 @@ class GrowingSequence:
             logprobs=None if logprobs is None else logprobs.take() if delta else logprobs.copy(),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            error_parameter=self.error_parameter,
         )
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.request_stream import RequestOutputCollector, TextRelay
-from jaxllm.exceptions import EngineGenerateError
+from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
 from jaxllm.outputs import RequestOutput
 from jaxllm.server.http.errors import error_response
 
@@ -125,10 +125,15 @@ class EngineOutputs:
 
 
 def raise_if_failed(output: RequestOutput) -> None:
-    """Raise EngineGenerateError if the engine could not go on with a request."""
+    """Raise EngineGenerateError if the engine could not go on with a request, or VLLMValidationError if that is due to an
+    argument of the request.
+    """
     for completion in output.outputs:
         if completion.finish_reason == "error":
-            raise EngineGenerateError(str(completion.stop_reason))
+            message, parameter = str(completion.stop_reason), completion.error_parameter
+            if parameter is None:
+                raise EngineGenerateError(message)
+            raise VLLMValidationError(f"{message}.", parameter=parameter)
 
 
 class EventStream(AsyncGenerator[bytes, None]):

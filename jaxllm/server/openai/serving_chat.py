@@ -86,9 +86,10 @@ class OpenAIServingChat:
                 output = await self._search(request, caller)
                 return await self._response(request, start, output, AnswerReader())
             turn = await self.begin(request, caller)
-        if request.stream:
+            output = None if request.stream else await turn.whole()
+        if output is None:
             return EventStream(ChatEvents(request, self.args, *start).frames(turn), turn.outputs, failed=failed)
-        return await self._response(request, start, await turn.whole(), turn.reader)
+        return await self._response(request, start, output, turn.reader)
 
     def check(self, request: ChatCompletionRequest) -> None:
         """Check the fields before any work is done. Raises exceptions that `error_response` handles."""

@@ -57,7 +57,8 @@ class OpenAIServingCompletion:
         choices = [self._choices(request, i) for i in range(len(outputs))]
         if request.stream:
             return EventStream(answer.frames(outputs, choices), *outputs)
-        finals = await read_all(outputs)
+        with request.fields_named("prompt"):
+            finals = await read_all(outputs)
         shown = [choice for each, final in zip(choices, finals, strict=True) for choice in each.of(final)]
         return answer.whole(shown, choices)
 

@@ -191,12 +191,11 @@ def test_fields_are_those_of_chat() -> None:
 
 
 def test_the_template_gets_documents_and_the_safety_mode(server: Served, plain: Served) -> None:
-    counts = [
-        ask(server, "think?", **fields).json["usage"]["tokens"]["input_tokens"]
-        for fields in ({}, {"documents": ["a longer text"]}, {"safety_mode": "STRICT"})
-    ]
+    asked: list[dict[str, Any]] = [{}, {"documents": ["a longer text"]}, {"safety_mode": "STRICT"}]
+    counts = [ask(server, "think?", **fields).json["usage"]["tokens"]["input_tokens"] for fields in asked]
     assert counts[0] < min(counts[1:])
-    for name, value in (("documents", ["a"]), ("safety_mode", "STRICT")):
+    others: dict[str, Any] = {"documents": ["a"], "safety_mode": "STRICT"}
+    for name, value in others.items():
         refused = ask(plain, "think?", **{name: value})
         assert (refused.status, refused.json["message"].startswith(name)) == (400, True)
     assert ask(plain, "think?", safety_mode="OFF", documents=[]).status == 200

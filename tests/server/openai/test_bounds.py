@@ -92,8 +92,6 @@ def send(server: Served, path: str, **fields: str) -> Answer:
 @pytest.fixture
 def server(request: pytest.FixtureRequest, path: str) -> Served:
     """Return a server whose model can do what a route is for."""
-    if path == "/generative_scoring":  # the engine without a model has no log-probabilities
-        return request.getfixturevalue("tiny_server")
     name = "classifying_server" if path == "/classify" else "embedding_server" if path in POOLED else "mock_server"
     return request.getfixturevalue(name)
 

@@ -159,3 +159,21 @@ def test_progress_of_a_prompt_is_what_the_core_has_computed(tiny: AsyncLLM, tiny
     assert {length for _, length in seen} == {60}
     assert any(0 < count < 60 for count in counts)  # steps take 16 tokens
     assert after == (0, 0)
+
+
+@pytest.mark.server
+def test_rules_that_leave_no_token_are_the_requests_fault(tiny_server: Served) -> None:
+    tokens = [tiny_server.post("/tokenize", {"prompt": text}).json["tokens"][-1] for text in ("a", '"')]
+    rules: dict[str, Any] = {"allowed_token_ids": tokens, "max_tokens": 5}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["b"]}}}
+    asked: list[tuple[str, dict[str, Any], str]] = [
+        (PATH, {"messages": MESSAGES, "structured_outputs": {"choice": ["ab"]}}, "structured_outputs"),
+        (PATH, {"messages": MESSAGES, "response_format": form}, "response_format"),
+        ("/v1/completions", {"prompt": "x", "structured_outputs": {"choice": ["ab"]}}, "structured_outputs"),
+    ]
+    for path, fields, name in asked:
+        refused = tiny_server.post(path, rules | fields)
+        error = refused.json["error"]
+        assert (refused.status, error["param"], "leave no token" in error["message"]) == (400, name, True)
+        *_, last = tiny_server.post(path, rules | fields | {"stream": True}).body.split(b"data: ")
+        assert json.loads(last)["error"]["code"] == 400

@@ -74,8 +74,6 @@ def classifying(llm: AsyncLLM) -> Iterator[Served]:
 def server(request: pytest.FixtureRequest, path: str) -> Served:
     if path == "/classify":
         return request.getfixturevalue("classifying")
-    if path == "/generative_scoring":  # the engine without a model has no log-probabilities
-        return request.getfixturevalue("tiny_server")
     pools = path in ("/v1/embeddings", "/pooling", "/score", "/rerank", "/v2/embed", "/api/embed", "/api/embeddings")
     return request.getfixturevalue("embedding" if pools else "generating")
 
