@@ -249,7 +249,7 @@ fuzz() {
   python=$(python_of schemathesis)
   (cd "$work" && "$(dirname "$python")/schemathesis" run "$url/openapi.json" --header "Authorization: Bearer key" \
     --phases examples,coverage,fuzzing --max-examples 100 --exclude-checks positive_data_acceptance \
-    --continue-on-failure --no-color --generation-deterministic)
+    --continue-on-failure --no-color --generation-deterministic --request-timeout 120)
   ! grep -q Traceback "$work/server.txt" || { grep -A20 Traceback "$work/server.txt" >&2; return 1; }
 }
 

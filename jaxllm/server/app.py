@@ -17,7 +17,7 @@ from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from jaxllm.config.environment import allows_lora_updates, is_server_in_dev_mode
 from jaxllm.config.server_arguments import ServerArgs
@@ -152,7 +152,17 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     make = request.app.state.refusals.at(request.scope["path"].removeprefix(root_path))
     new_id, _ = new_request_id({})
     failed = RequestFailedError(HTTPStatus(error.status_code), str(error.detail))
-    return _response(make(failed, request.scope.get("request_id", new_id)), error.headers or {})
+    headers = {**(error.headers or {}), **_allowed_methods(request, error.status_code)}
+    return _response(make(failed, request.scope.get("request_id", new_id)), headers)
+
+
+def _allowed_methods(request: Request, status: int) -> dict[str, str]:
+    """Return the header of a 405 with the methods of all routes at the path: Starlette's has those of one route."""
+    if status != HTTPStatus.METHOD_NOT_ALLOWED:
+        return {}
+    routes = [each for each in request.app.routes if isinstance(each, Route)]
+    methods = {name for each in routes if each.matches(request.scope)[0] != Match.NONE for name in each.methods or ()}
+    return {"Allow": ", ".join(sorted(methods))}
 
 
 async def _answer_bad_query(_request: Request, error: Exception) -> Response:

@@ -90,6 +90,12 @@ def test_r24_paths_and_methods_that_are_not_there(mock_server: Served, method: s
     assert_hygienic(mock_server.ask(method, path), status)
 
 
+def test_what_is_allowed_is_of_all_routes_at_a_path(mock_server: Served) -> None:
+    for path, methods in (("/v1/responses/x", "DELETE, GET, HEAD"), ("/v1/chat/completions", "POST")):
+        refused = mock_server.ask("OPTIONS", path)
+        assert (refused.status, refused.headers["allow"]) == (405, methods)
+
+
 @pytest.mark.parametrize(
     ("body", "headers", "status"),
     [

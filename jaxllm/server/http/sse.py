@@ -125,8 +125,8 @@ class EngineOutputs:
 
 
 def raise_if_failed(output: RequestOutput) -> None:
-    """Raise EngineGenerateError if the engine could not go on with a request, or VLLMValidationError if that is due to an
-    argument of the request.
+    """Raise EngineGenerateError if the engine could not go on with a request, or VLLMValidationError if an argument of
+    the request is to blame.
     """
     for completion in output.outputs:
         if completion.finish_reason == "error":
