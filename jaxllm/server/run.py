@@ -24,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from jaxllm.config.server_arguments import ServerArgs, with_queue_bound
+from jaxllm.engine.client.fork_server import ForkServer
 from jaxllm.engine.online.async_client import build_async_engine_client
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import EngineBusyError, VLLMValidationError
@@ -197,12 +198,14 @@ async def _serve_several(
         configure_log(args.log_config_file)
     else:
         show_log()
-    models = init_models_state(settings, app.state, args)
-    settle_garbage()
-    try:
-        await serve_models(app, listener, args, **uvicorn_kwargs)
-    finally:
-        await models.close()
+    with contextlib.closing(ForkServer()) as forks:
+        models = init_models_state(settings, app.state, args, forks)
+        forks.begin()
+        settle_garbage()
+        try:
+            await serve_models(app, listener, args, **uvicorn_kwargs)
+        finally:
+            await models.close()
 
 
 async def serve_engine(

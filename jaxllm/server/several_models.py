@@ -9,6 +9,7 @@ from functools import partial
 from starlette.datastructures import State as AppState
 
 from jaxllm.config.server_arguments import MAX_QUEUED
+from jaxllm.engine.client.fork_server import ForkServer
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.server.app import begin_state, counted_twice, sources_of
@@ -23,14 +24,14 @@ from jaxllm.server.served_model import ServedModel
 
 
 def init_models_state(
-    settings: Iterable[ModelSettings], state: AppState, args: argparse.Namespace
+    settings: Iterable[ModelSettings], state: AppState, args: argparse.Namespace, forks: ForkServer
 ) -> ServedModels[ServedModel]:
-    """Give an application the models of `settings`, and return them. None is loaded.
+    """Give an application the models of `settings`, and return them. None is loaded; `forks` starts their cores.
 
     Raises VLLMValidationError for a model that is larger than all may be together.
     """
     begin_state(state, args)
-    entries = [_entry(each, state) for each in settings]
+    entries = [_entry(each, state, forks) for each in settings]
     for entry in entries:
         if args.models_memory is not None and (entry.num_bytes or 0) > args.models_memory:
             message = (
@@ -49,12 +50,12 @@ def init_models_state(
     return models
 
 
-def _entry(settings: ModelSettings, state: AppState) -> ModelEntry[ServedModel]:
+def _entry(settings: ModelSettings, state: AppState, forks: ForkServer) -> ModelEntry[ServedModel]:
     engine_args = settings.engine_args
     num_weight_bytes = weight_bytes(engine_args)
     return ModelEntry(
         settings.names,
-        EngineLoader(engine_args, partial(_make, settings, state)),
+        EngineLoader(engine_args, partial(_make, settings, state), forks),
         source=engine_args.model,
         sources=sources_of(engine_args.model, engine_args.tokenizer, settings.args),
         adapters=settings.adapters,

@@ -186,9 +186,9 @@ process.wait(600)
     wait_end(pid)
 
 
-def wait_end(pid: int) -> None:
+def wait_end(pid: int, seconds: float = 10) -> None:
     """Wait until a process that is no child has ended."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + seconds
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.02)

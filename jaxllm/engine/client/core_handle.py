@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import zmq
 
+from jaxllm.engine.client.fork_server import ForkServer
 from jaxllm.engine.core.core_process import StartCore, StartOrder, run_core
 from jaxllm.engine.transport.sockets import Meeting
 from jaxllm.resolve.engine_args import EngineArgs
@@ -75,8 +76,10 @@ class CoreProcess:
         usage_context: UsageContext,
         command: Sequence[str] = (),
         replica: int | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
-        """Start the process: `command`, which ends in `core_process.serve` as the module `core_process` does.
+        """Start the process: a fork of the server `forks`, or without one `command`, which ends in `core_process.serve`
+        as the module `core_process` does.
 
         `replica` is its number among several that are replicas of one another.
 
@@ -87,12 +90,8 @@ class CoreProcess:
         self._pidfd = -1
         try:
             order = msgspec.json.encode(_order(portable, usage_context, self.meeting, replica or 0))
-            with input_of(order) as stdin:
-                self._process = subprocess.Popen(
-                    command or python_command("jaxllm.engine.core.core_process"),
-                    stdin=stdin,
-                    process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
-                )
+            forked = None if forks is None else forks.fork(order)
+            self._process = forked or _started(command, order)
         except BaseException:
             self.meeting.close()
             raise
@@ -150,6 +149,15 @@ class CoreProcess:
     def kill(self) -> None:
         """Kill the process and do not wait: it may take long to end, and callers wait for outputs."""
         self._process.kill()
+
+
+def _started(command: Sequence[str], order: bytes) -> subprocess.Popen[bytes]:
+    with input_of(order) as stdin:
+        return subprocess.Popen(
+            command or python_command("jaxllm.engine.core.core_process"),
+            stdin=stdin,
+            process_group=0,  # Ctrl-C in a terminal comes to the front end alone, which decides
+        )
 
 
 def _order(engine_args: dict[str, Any], usage_context: UsageContext, meeting: Meeting, replica: int) -> StartOrder:

@@ -18,6 +18,7 @@ from jaxllm.config.environment import core_timeouts
 from jaxllm.core_messages import EngineCoreOutputs, EngineCoreRequest
 from jaxllm.engine.client.core_handle import CoreHandle, CoreProcess, CoreThread
 from jaxllm.engine.client.core_watch import CoreWatch
+from jaxllm.engine.client.fork_server import ForkServer
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.core.core_process import StartCore
 from jaxllm.engine.transport.core_client import Programs
@@ -91,10 +92,11 @@ class RemoteCore(RemoteClient):
         command: Sequence[str] = (),
         *,
         replica: int | None = None,
+        forks: ForkServer | None = None,
     ) -> Self:
-        """Start a core in a process of its own; `command` is another program for it, as `CoreProcess` says."""
+        """Start a core in a process of its own; `command` and `forks` tell how, as `CoreProcess` says."""
         show_log()
-        return cls(CoreProcess(engine_args, usage_context, command, replica), zmq.Context())
+        return cls(CoreProcess(engine_args, usage_context, command, replica, forks), zmq.Context())
 
     @classmethod
     def in_thread(cls, start: StartCore) -> Self:

@@ -88,7 +88,12 @@ def run_core(start: StartCore, addresses: Addresses, context: zmq.Context[zmq.So
 
 def serve(start: _StartFor) -> int:
     """Run the core that `start` makes of the engine arguments on standard input; return the exit status."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=StartOrder)
+    return follow_order(sys.stdin.buffer.read(), start)
+
+
+def follow_order(content: bytes, start: _StartFor | None = None) -> int:
+    """Run the core of a `StartOrder` in JSON until its front end's process ends; return the exit status."""
+    order = msgspec.json.decode(content, type=StartOrder)
     end_with(order.front_pid, order.clear)
     sys.path[:] = order.sys_path
     return carry_out(order, start)

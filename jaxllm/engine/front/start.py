@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerBase
 
+    from jaxllm.engine.client.fork_server import ForkServer
     from jaxllm.engine.client.remote_client import RemoteClient
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.resolve.engine_args import EngineArgs
@@ -48,8 +49,16 @@ def start_in_process(
     return meet(start_processes(engine_args, usage_context, command), engine_args, asks_core=asks_core)
 
 
-def start_processes(engine_args: EngineArgs, usage_context: UsageContext, command: Sequence[str] = ()) -> RemoteClient:
-    """Begin to start a core, or data_parallel_size of them, as `start_in_process` does, and return their client."""
+def start_processes(
+    engine_args: EngineArgs,
+    usage_context: UsageContext,
+    command: Sequence[str] = (),
+    forks: ForkServer | None = None,
+) -> RemoteClient:
+    """Begin to start a core, or data_parallel_size of them, as `start_in_process` does, and return their client.
+
+    They are forks of the server `forks`, if there is one.
+    """
     from jaxllm.engine.client.remote_core import RemoteCore
     from jaxllm.engine.client.replicated_core import ReplicatedCore
 
@@ -60,7 +69,7 @@ def start_processes(engine_args: EngineArgs, usage_context: UsageContext, comman
             from jaxllm.engine.client.core_actor import CoreActor  # imports Ray
 
             return RemoteCore(CoreActor(engine_args, usage_context, replica), zmq.Context())
-        return RemoteCore.in_process(engine_args, usage_context, command, replica=replica)
+        return RemoteCore.in_process(engine_args, usage_context, command, replica=replica, forks=forks)
 
     count = engine_args.data_parallel_size
     return start() if count == 1 else ReplicatedCore(start, count)

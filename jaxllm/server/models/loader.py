@@ -10,6 +10,7 @@ import signal
 import threading
 from collections.abc import Awaitable, Callable
 
+from jaxllm.engine.client.fork_server import ForkServer
 from jaxllm.engine.client.remote_client import RemoteClient
 from jaxllm.engine.front.front_end import FrontEnd
 from jaxllm.engine.front.start import meet, start_processes
@@ -31,9 +32,9 @@ type Make[R: Served] = Callable[[ModelEntry[R], AsyncLLM], Awaitable[R]]
 class EngineLoader[R: Served]:
     """Starts and ends the engine of one model."""
 
-    def __init__(self, engine_args: AsyncEngineArgs, make: Make[R]) -> None:
-        """Start engines with these arguments; `make` makes what answers requests by way of one."""
-        self._args, self._make = engine_args, make
+    def __init__(self, engine_args: AsyncEngineArgs, make: Make[R], forks: ForkServer) -> None:
+        """Start engines with these arguments, by `forks`; `make` makes what answers requests by way of one."""
+        self._args, self._make, self._forks = engine_args, make, forks
         self._lock = threading.Lock()
         self._starting: RemoteClient | None = None
         self._is_stopped = False
@@ -74,7 +75,7 @@ class EngineLoader[R: Served]:
         return engine
 
     def _start_core(self) -> tuple[RemoteClient, FrontEnd]:
-        core = start_processes(self._args, UsageContext.OPENAI_API_SERVER)
+        core = start_processes(self._args, UsageContext.OPENAI_API_SERVER, forks=self._forks)
         with self._lock:
             self._starting = core
             if self._is_stopped:
@@ -84,6 +85,7 @@ class EngineLoader[R: Served]:
         finally:
             with self._lock:
                 self._starting = None
+            self._forks.begin()  # it may have been killed
 
     def _kill(self) -> None:
         """Kill the core that starts: another thread waits for it, and then sees that it has ended."""

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 from lib.mock_core import start_mock
 
+from jaxllm.engine.client.fork_server import ForkServer
 from jaxllm.engine.client.remote_core import RemoteCore
 from jaxllm.engine.front.start import meet
 from jaxllm.server.app import build_app
@@ -74,7 +75,7 @@ def several_served(path: Path, models: dict[str, Any], *words: str) -> Iterator[
 
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
-        registry: ServedModels[Any] = init_models_state(read_models(args), app.state, args)
+        registry: ServedModels[Any] = init_models_state(read_models(args), app.state, args, ForkServer())
         watching = asyncio.create_task(registry.watch())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
