@@ -35,8 +35,6 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = {"cpu": 1 << 30, "gpu": 8 << 30, "tpu": 8 << 30}
 """The most bytes of all programs on disk, by platform; those used longest ago are removed first."""
-_STARTED = time.time()
-"""Files written or used since then stay: engines need their programs in one order, so each would miss all of them."""
 _CODE_MAGIC = (b"\x7fELF", b"\xcf\xfa\xed\xfe")
 """A CPU's machine code starts with these bytes, on Linux and on macOS."""
 _COMPILERS = (
@@ -56,6 +54,14 @@ _CODE = (version.__file__, models.__file__, pallas_kernels.__file__)
 """jaxllm's own packages that a program may depend on."""
 
 
+@cache
+def _started() -> float:
+    """Return when this process began its first engine. Files written or used since then stay: engines need their
+    programs in one order, so each would miss all of them.
+    """
+    return time.time()
+
+
 class Folders(NamedTuple):
     """The folders of compiled code; None where none is kept."""
 
@@ -72,6 +78,7 @@ def use_cache(cache_dir: str, *, keeps_programs: bool, platform: str = "cpu") ->
     that prepare weights, and after a change of the code that leaves a program as it was. It stores the others a second
     time, so in our folder it may take as many bytes as the programs, if the user set no limit.
     """
+    _started()
     # Loading takes 0.05 s where the smallest program takes 1 s to compile.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     user_folder = jax.config.jax_compilation_cache_dir
@@ -236,7 +243,7 @@ def _make_room(folder: Path, max_bytes: int) -> None:
                 files.append((status.st_mtime, status.st_size, entry.path))
     excess = sum(size for _, size, _ in files) - max_bytes
     for used, size, path in sorted(files):
-        if excess <= 0 or used >= _STARTED:
+        if excess <= 0 or used >= _started():
             return
         Path(path).unlink(missing_ok=True)
         excess -= size

@@ -125,7 +125,13 @@ def _digest(name: str, kernel: Kernel) -> str:
     facts = [name, llvmlite.__version__, str(processor.current()), str(num_cores())]
     written_in = [sys.modules[each.__module__].__file__ for each in type(kernel).__mro__ if each is not object]
     folders = {Path(__file__).parent, *(Path(file).parent for file in written_in if file)}
-    digest = hashlib.sha256("\n".join(facts).encode())
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
+    return hashlib.sha256("\n".join([*facts, *map(source_digest, sorted(folders))]).encode()).hexdigest()
+
+
+@functools.cache
+def source_digest(folder: Path) -> str:
+    """Return a digest of a folder's Python files; code that is imported does not change with its file."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import warnings
+from pathlib import Path
 
 from jaxllm.engine.core.core_process import follow_order
 
@@ -30,13 +31,25 @@ def main() -> int:
 
 
 def _import_all() -> None:
-    """Import what the start of any core imports, so that forks share its memory."""
+    """Import what the starts of most cores import, so that forks share its memory, and digest the code as it is now:
+    cores find compiled programs by that.
+    """
     import tokenizers  # noqa: F401
 
     import jaxllm.engine.core.startup  # noqa: F401
+    import pallas_kernels.layer_norm.kernel
+    import pallas_kernels.linear.cpu.kernel
+    import pallas_kernels.paged_attention.cpu
+    import pallas_kernels.rms_norm.kernel  # noqa: F401
+    from jaxllm.execution.program_cache import code_digest
     from jaxllm.models.registry import supported_architectures
+    from pallas_kernels.native.compiling import source_digest
 
     supported_architectures()  # imports the families
+    code_digest()
+    for name, module in sys.modules.items():
+        if name.startswith("pallas_kernels.") and module.__file__ is not None:
+            source_digest(Path(module.__file__).parent)
     gc.freeze()
     # JAX and Python warn of forks with threads. Only numpy's BLAS has some, and ends them before a fork.
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
