@@ -12,6 +12,7 @@ plan() {
   stage device 300
   run sanity 90 scripts/check.py device sanity
   run decode-1 90 scripts/check.py device decode-1
+  run decode-short 90 scripts/check.py device decode-short
   run decode-30 90 scripts/check.py device decode-30
   run prefill 90 scripts/check.py device prefill
   run step 90 scripts/check.py device step

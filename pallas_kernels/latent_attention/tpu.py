@@ -60,6 +60,7 @@ def tpu_latent_attention(
         has_sinks=False,
         has_row_ends=False,
         has_chosen=chosen_tw is not None,
+        has_pairs=False,
         unpacks_float8=float8.is_unpacked(pool.dtype, architecture),
         tiles=tiles,
         interpret=interpret,

@@ -94,6 +94,10 @@ CASES_OF_A_DEVICE: Mapping[str, Callable[[str | None], Row]] = {
     "write": write,
     "decode-1": partial(attend, [(200, 1)] * 16, [(40, 1)]),
     "decode-4": partial(attend, [(400 + i, 1) for i in range(64)], [(40, 1), (17, 1)]),
+    # Contexts that share a tile on a TPU, by fours and twos, in groups that are not full, and longer ones between.
+    "decode-short": partial(
+        attend, [((97 * i) % 330 + 1, 1) for i in range(61)], [(128, 1), (1, 1), (129, 1), (100, 1), (600, 1)]
+    ),
     "decode-30": partial(attend, [(4000 + i, 1) for i in range(64)], [(140, 1), (1, 1)]),
     "prefill": partial(attend, [(33, 33), (150, 47), (1000, 900)], [(50, 33)]),
     "step": partial(step, MODELS[MODEL] | TOY),

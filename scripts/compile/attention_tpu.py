@@ -26,6 +26,7 @@ from pallas_kernels.latent_attention.cases import CASES as CASES_OF_LATENTS
 from pallas_kernels.latent_attention.layout import row_columns
 from pallas_kernels.paged_attention import AttentionBatch, PoolAttention
 from pallas_kernels.paged_attention.cases import CASES as CASES_OF_KEYS
+from pallas_kernels.paged_attention.tpu.options import SHORT
 from pallas_kernels.paged_attention.tpu.prefill import Cut
 
 STEPS = {"decode": (64, 64), "prefill": (2048, 256), "mixed": (512, 256), "row-ends": (2048, 256)}
@@ -52,8 +53,9 @@ TEMP_LIMIT = 128 * 2**20
 """Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
 LEGEND = """
 tile: of one sequence's KV in decode. Its bytes take tile_ns at HBM's nominal bandwidth; its bundles, one a cycle, take
-less at a clock above GHz. block: of query rows in prefill, with a KV tile of which nothing is masked; edge: where some
-is; half: where all of the tile's second half is."""
+less at a clock above GHz. A sequence takes sequence_bundles besides those of its tiles; one of up to 128 or 256 tokens
+takes 128_bundles or 256_bundles in all. block: of query rows in prefill, with a KV tile of which nothing is masked;
+edge: where some is; half: where all of the tile's second half is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -203,19 +205,27 @@ def abstract_batch(attention: PoolAttention, t: int, s: int, *, has_row_ends: bo
 
 
 def decode_cost(step: Step, target: Target) -> dict[str, Any]:
-    """Return bundles and bytes of a full KV tile of one sequence.
+    """Return bundles and bytes of a full KV tile of one sequence, and the bundles of a sequence of short context.
 
     Straight code counts whole, with the parts that run once a sequence; inner loops with a fixed number of trips, over
     heads for instance, run for a full tile.
     """
     kernel = read_loops(target.dump, f"{step.name}_decode")
-    tile_loop = kernel.busiest().busiest()  # in the loop over sequences, the loop over tiles
+    # In the order of the source: those over groups of short sequences, and the one over the other sequences.
+    *groups, sequences = sorted((loop for loop in kernel.inside if loop.matmuls), key=lambda loop: loop.first)
+    tile_loop = sequences.busiest()
+    short = {
+        f"{size}_bundles": round(loop.bundles_of_one_trip * size / step.attention.tiles.kv)
+        for size, loop in zip(SHORT, groups, strict=False)
+    }
     bundles = tile_loop.bundles_of_one_trip
     tile_bytes = step.attention.tiles.kv * step.token_bytes
     nanoseconds = 1e9 * tile_bytes / target.bandwidth
     return {
         "tile_KiB": tile_bytes // 1024,
         "tile_bundles": bundles,
+        "sequence_bundles": sequences.own_bundles,
+        **short,
         "tile_ns": round(nanoseconds),
         "GHz": round(bundles / nanoseconds, 2),
     }

@@ -194,6 +194,63 @@ def test_matches_reference_in_other_shapes(
     check(make(SHORT, shape), 1e-5, window=window, soft_cap=soft_cap, sinks_n=sinks_n)
 
 
+# Contexts that share a tile by fours and twos, in no order, with lists that fill no group, and long ones between.
+DECODES = [(128, 1), (1, 1), (257, 1), (129, 1), (37, 1), (256, 1), (64, 1), (100, 1), (600, 1), (127, 1), (200, 1)]
+WIDE_TILES = Tiles(decode=3, query=32, kv=512)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "soft_cap", "has_sinks", "architecture"),
+    [
+        (shape_of(8, 2, 128, 64), NO_WINDOW, None, False, None),
+        (shape_of(16, 4, 128, 64), NO_WINDOW, None, False, "TPU7x"),
+        (shape_of(6, 2, 64, 16), 70, 5.0, True, "TPU7x"),  # a pair's rows are no whole tile
+    ],
+)
+def test_short_contexts_share_a_tile(
+    shape: AttentionShape, window: int, soft_cap: float | None, has_sinks: bool, architecture: str | None
+) -> None:
+    """Heads are multiplied one by one, and by twos on kinds with wide matrix units."""
+    sinks_n = sinks_of(shape.num_heads) if has_sinks else None
+    step = make([*DECODES, (90, 20)], shape, tiles=WIDE_TILES)
+    settings: dict[str, Any] = {"window": window, "soft_cap": soft_cap, "sinks_n": sinks_n}
+    expected, _ = reference(step, **settings)
+    result = run(step, tiles=WIDE_TILES, architecture=architecture, **settings)
+    np.testing.assert_allclose(result.out[step.rows], expected[step.rows], rtol=1e-5, atol=1e-5)
+    assert np.isfinite(result.out).all()
+    check_pool(step, result, **settings)
+
+
+def only(step: Step, sequence: int) -> Step:
+    """Return a step that decodes one of the step's sequences, in the first row."""
+    batch = step.batch
+    move = np.where(np.arange(len(step.q)) == 0, sequence, 1)
+    is_first = jnp.arange(len(step.q)) == 0
+    alone = batch._replace(
+        slots_t=jnp.where(is_first, batch.slots_t[sequence], 0),
+        block_tables_sm=batch.block_tables_sm.at[0].set(batch.block_tables_sm[sequence]),
+        context_lens_s=batch.context_lens_s.at[0].set(batch.context_lens_s[sequence]),
+        num_decodes=jnp.int32(1),
+        num_tiles=jnp.int32(0),
+    )
+    return step._replace(q=step.q[move], k=step.k[move], v=step.v[move], batch=alone)
+
+
+def test_a_short_context_does_not_depend_on_those_that_share_its_tile() -> None:
+    """Its bits are the same alone, and beside a sequence of NaN."""
+    architecture = "TPU7x"
+    step = make(DECODES, shape_of(8, 4, 64, 32), tiles=WIDE_TILES)
+    whole = run(step, tiles=WIDE_TILES, architecture=architecture)
+    for sequence in (0, 4, 9, 10):
+        alone = run(only(step, sequence), tiles=WIDE_TILES, architecture=architecture)
+        np.testing.assert_array_equal(alone.out[0], whole.out[sequence])
+    broken = step._replace(k=step.k.at[7].set(jnp.nan), v=step.v.at[7].set(jnp.nan))
+    result = run(broken, tiles=WIDE_TILES, architecture=architecture)
+    assert np.isnan(result.out[7]).all()
+    others = np.arange(len(DECODES)) != 7
+    np.testing.assert_array_equal(result.out[: len(DECODES)][others], whole.out[: len(DECODES)][others])
+
+
 @pytest.mark.parametrize("window", [NO_WINDOW, 100])
 def test_blocks_of_rows(window: int) -> None:
     """Blocks see all of a tile, some of it, or only its first half; short ends of chunks are attended in parts."""
@@ -225,21 +282,21 @@ def test_ends_at_the_rows_own_positions_change_no_bit(ragged: Step) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "window", "has_sinks"),
+    ("shape", "window", "has_sinks", "architecture"),
     [
-        (shape_of(8, 1, 64, 64, jnp.bfloat16), NO_WINDOW, True),
-        (shape_of(1, 1, 256, 16, jnp.bfloat16), 50, False),
-        (shape_of(4, 2, 512, 16, jnp.bfloat16), NO_WINDOW, False),
-        (shape_of(4, 2, 64, 32, jnp.bfloat16, jnp.float8_e4m3fn), NO_WINDOW, False),
+        (shape_of(8, 1, 64, 64, jnp.bfloat16), NO_WINDOW, True, None),
+        (shape_of(1, 1, 256, 16, jnp.bfloat16), 50, False, None),
+        (shape_of(4, 2, 512, 16, jnp.bfloat16), NO_WINDOW, False, None),
+        (shape_of(4, 2, 64, 32, jnp.bfloat16, jnp.float8_e4m3fn), NO_WINDOW, False, "TPU7x"),
     ],
 )
 def test_bfloat16_error_is_at_most_twice_that_of_its_inputs(
-    shape: AttentionShape, window: int, has_sinks: bool
+    shape: AttentionShape, window: int, has_sinks: bool, architecture: str | None
 ) -> None:
     step = make(SHORT, shape)
     settings = {"window": window, "sinks_n": sinks_of(shape.num_heads) if has_sinks else None}
     exact, _ = reference(step, **settings)
-    result = run(step, **settings)
+    result = run(step, architecture=architecture, **settings)
     rounded = exact.astype(jnp.bfloat16).astype(np.float32)
     error = np.abs(result.out - exact)[step.rows].max()
     assert error <= 2 * max(np.abs(rounded - exact)[step.rows].max(), 2**-8)

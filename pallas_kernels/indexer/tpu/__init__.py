@@ -67,6 +67,7 @@ def tpu_indexer(
         has_sinks=False,
         has_row_ends=False,
         has_chosen=False,
+        has_pairs=False,
         unpacks_float8=float8.is_unpacked(pool.dtype, architecture),
         tiles=tiles,
         interpret=interpret,

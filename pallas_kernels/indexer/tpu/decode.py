@@ -207,7 +207,7 @@ class _Decode:
 
     def add_tile(self, tile: Tile[_Sequence]) -> None:
         is_last = tile.item.end <= (tile.tile + 1) * self.options.kv_tile
-        pl.when(is_last)(lambda: self.writer.write(tile.item, tile.tile, tile.buffer))
+        pl.when(is_last)(lambda: self.writer.write(tile.item, (tile.buffer - tile.tile) * self.ring.tile_blocks))
         pl.when(tile.item.end > self.top_k)(lambda: self.score(tile))
 
     def score(self, tile: Tile[_Sequence]) -> None:
@@ -216,7 +216,7 @@ class _Decode:
         q_nh = scratch.q[lax.rem(tile.item.number, scratch.q.shape[0])]
         row = lax.rem(tile.item.number, choice.ROWS)
         is_row = lax.broadcasted_iota(jnp.int32, (choice.ROWS, LANES), 0) == row
-        keys = self.ring.buffers[tile.buffer, 0].reshape(num_keys, -1)
+        keys = self.ring.read(tile.buffer, 0, num_keys)
         keys = scores.to_operand(keys, q_nh.dtype, unpacks_float8=self.options.unpacks_float8)
         scores_1c = choice.sortable(scores.score(q_nh, scratch.factors[...], keys, 1))
         for i in range(num_keys // LANES):

@@ -274,7 +274,7 @@ class _Prefill:
         scratch, num_keys = self.scratch, self.options.kv_tile
         q = scratch.q[lax.rem(tile.item.number, BUFFERS), eight]
         first = eight * self.num_chunks + tile.tile * (num_keys // LANES)
-        keys = self.ring.buffers[tile.buffer, 0].reshape(num_keys, -1)
+        keys = self.ring.read(tile.buffer, 0, num_keys)
         keys = scores.to_operand(keys, q.dtype, unpacks_float8=self.options.unpacks_float8)
         scores_rc = choice.sortable(scores.score(q, scratch.factors[eight], keys, ROWS))
         for i in range(num_keys // LANES):

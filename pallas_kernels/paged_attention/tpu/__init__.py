@@ -20,6 +20,9 @@ from .step import attend_step
 
 __all__ = ["tpu_paged_attention", "tpu_tiles"]
 
+_WIDE_KINDS = ("TPU v6 lite", "TPU7x")
+"""The kinds whose matrix units are 256 x 256; the others' are 128 x 128."""
+
 
 def tpu_paged_attention(
     q_tnh: Array,
@@ -41,6 +44,7 @@ def tpu_paged_attention(
     """See `PagedAttention`. `interpret` runs the kernels on a CPU, in Pallas' simulation of a TPU."""
     t, n, h = q_tnh.shape
     k = k_tkh.shape[1]
+    is_wide = architecture in _WIDE_KINDS and h <= LANES and k % 2 == 0
     # Where K and V share a row of lanes, both take all of it: q is widened with zeros, and (q | 0) @ (K | V)^T is q @
     # K^T.
     shares_lanes = h % LANES != 0
@@ -55,6 +59,7 @@ def tpu_paged_attention(
         has_sinks=sinks_n is not None,
         has_row_ends=batch.row_ends_t is not None,
         has_chosen=False,
+        has_pairs=is_wide,
         unpacks_float8=float8.is_unpacked(kv_pool.kv.dtype, architecture),
         tiles=tiles,
         interpret=interpret,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array, lax
 
-from .options import LANES, SUBLANES
+from .options import LANES, SUBLANES, div, rem
 
 _WORD = 32
 _POSITIONS = LANES * _WORD
@@ -14,12 +14,12 @@ _POSITIONS = LANES * _WORD
 
 def row_of(tile: Array, kv_tile: int) -> Array:
     """Return the number of the row of lanes that has the words of a KV tile; a row is whole tiles."""
-    return lax.div(tile * kv_tile, _POSITIONS)
+    return div(tile * kv_tile, _POSITIONS)
 
 
 def unpack(words_rx: Array, tile: Array, kv_tile: int, num_tokens: int) -> Array:
     """Return the bits [r, num_tokens], as 0 and 1, of a KV tile's first tokens, from its row of lanes [r, 128]."""
-    first = lax.rem(tile * kv_tile, _POSITIONS) // _WORD
+    first = rem(tile * kv_tile, _POSITIONS) // _WORD
     lane = lax.broadcasted_iota(jnp.int32, words_rx.shape, 1)
     parts = []
     for i in range(0, num_tokens, LANES):

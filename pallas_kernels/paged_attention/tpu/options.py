@@ -21,6 +21,8 @@ _VMEM_LIMIT = 56 * 2**20
 _RING_BYTES: dict[str | None, int] = {"TPU7x": 16 * 2**20}
 """The bytes of KV tiles in VMEM, by the kind of device. In 2 us 3.7 TB/s bring 7.4 MB, and 1.6 TB/s 3.3 MB."""
 _MOST_BUFFERS = 16
+SHORT = (128, 256)
+"""Contexts up to these lengths share a KV tile with others."""
 
 
 class Options(NamedTuple):
@@ -40,6 +42,8 @@ class Options(NamedTuple):
     has_row_ends: bool
     has_chosen: bool
     """True if each row attends to positions that are chosen for it, and to no others."""
+    has_pairs: bool
+    """True if decode multiplies two kv heads at a time; see `softmax.Operands`."""
     unpacks_float8: bool
     """True if the pool is read by `float8.unpack`."""
     tiles: Tiles
@@ -56,6 +60,11 @@ class Options(NamedTuple):
         return max(self.tiles.kv, self.block_size)
 
     @property
+    def short(self) -> tuple[int, ...]:
+        """Return the lengths up to which contexts share a KV tile: those that fit several times."""
+        return () if self.has_chosen else tuple(size for size in SHORT if 2 * size <= self.kv_tile)
+
+    @property
     def absent(self) -> set[str]:
         """Return the names of the refs that the kernels do not have."""
         absent: set[str] = set() if self.has_sinks else {"sinks_krx"}
@@ -64,8 +73,12 @@ class Options(NamedTuple):
         return absent if self.has_chosen else absent | {"chosen"}
 
     def slab(self, dtype: Any) -> int:
-        """Return the rows of the pool that are read and written together: a tile of the dtype."""
-        return min(self.block_size, 4 * SUBLANES // jnp.dtype(dtype).itemsize)
+        """Return the rows of the pool that are read and written together: a tile of XLA's layout of the dtype.
+
+        In VMEM the compiler would give 16 rows of bfloat16 a layout of their own, and a copy of them nine words of
+        strides.
+        """
+        return min(self.block_size, 32 if jnp.dtype(dtype).itemsize == 1 else SUBLANES)
 
     def pallas_options(self) -> dict[str, Any]:
         """Return the options of every `pallas_call`."""
@@ -80,9 +93,19 @@ def matmul_dtype(q: Any, pool: Any) -> Any:
     return jnp.float32 if jnp.float32 in (q, pool) else jnp.bfloat16
 
 
+def div(a: Any, b: int) -> Any:
+    """Divide a non-negative scalar; a shift, where it can be one, needs no code for the sign."""
+    return lax.div(a, jnp.int32(b)) if b & (b - 1) else lax.shift_right_logical(a, jnp.int32(b.bit_length() - 1))
+
+
+def rem(a: Any, b: int) -> Any:
+    """Return the remainder of a non-negative scalar."""
+    return lax.rem(a, jnp.int32(b)) if b & (b - 1) else a & jnp.int32(b - 1)
+
+
 def ceil_div(a: Any, b: int) -> Any:
-    """Divide a non-negative scalar by a number, rounding up; Python's operators add code for the sign."""
-    return lax.div(a + (b - 1), jnp.int32(b))
+    """Divide a non-negative scalar, rounding up."""
+    return div(a + (b - 1), b)
 
 
 def hbm() -> pl.BlockSpec:

@@ -23,8 +23,8 @@ from jax.experimental.pallas import tpu as pltpu
 from ..layout import AttentionBatch
 from ..row_ends import tile_ends
 from . import chosen, softmax
-from .options import LANES, ROW_ALIGNMENT, SUBLANES, Options, ceil_div, hbm, matmul_dtype, present, take
-from .stream import KVStream, Ring, Tile, clear_slabs, ring_scratch
+from .options import LANES, ROW_ALIGNMENT, SUBLANES, Options, ceil_div, div, hbm, matmul_dtype, present, rem, take
+from .stream import KVStream, Ring, Tile, ring_scratch
 from .write import ChunkWriter, QueryTile, WriteScratch, write_scratch
 
 BUFFERS = 2
@@ -319,8 +319,8 @@ class _Prefill:
 
     def _rows_of(self, item: QueryTile, operand: Any, buffer: Any) -> tuple[Array, Any, Any]:
         """Return a buffer's index, and the tile's rows in HBM and in the buffer, with padding up to the alignment."""
-        index = lax.rem(item.number, BUFFERS)
-        first, num = lax.div(item.row, ROW_ALIGNMENT), ceil_div(item.num_rows, ROW_ALIGNMENT)
+        index = rem(item.number, BUFFERS)
+        first, num = div(item.row, ROW_ALIGNMENT), ceil_div(item.num_rows, ROW_ALIGNMENT)
         heads = (slice(None),) * (len(operand.shape) - 3)
         return index, operand.at[*heads, pl.ds(first, num)], buffer.at[index, *heads, pl.ds(0, num)]
 
@@ -427,28 +427,27 @@ class _Prefill:
             keep_rt = self._keep_chosen(tile, rows, kv_tokens)
         elif is_masked:
             keep_rt = self._keep(tile.item, rows, ahead, kv_tokens)
-        slabs = kv_tokens // self.ring.buffers.shape[3]
         steps = rows.num_tokens // ROW_ALIGNMENT
         heads = []
         for head in (rows.head + i for i in range(rows.num_heads)):
-            q = self.scratch.q[lax.rem(tile.item.number, BUFFERS), head, pl.ds(rows.number * steps, steps)]
-            kv_tc = self.ring.buffers[tile.buffer, head, :slabs].reshape(kv_tokens, -1)
-            heads.append(softmax.Operands(q.reshape(-1, q.shape[-1]), kv_tc))
-        softmax.attend(self.state(rows), heads, keep_rt, self.options)
+            q = self.scratch.q[rem(tile.item.number, BUFFERS), head, pl.ds(rows.number * steps, steps)]
+            kv_tc = self.ring.read(tile.buffer, head, kv_tokens)
+            heads.append(softmax.Operands(q.reshape(-1, q.shape[-1]), (kv_tc,), keep_rt))
+        softmax.attend(self.state(rows), heads, self.options)
 
     def clear(self, stream: KVStream, tile: Tile[QueryTile]) -> None:
         """Zero the positions beyond the item's: they may hold NaN, and 0 x NaN is NaN."""
-        first_slab, end_slab = stream.slabs(tile.item, tile.tile)
-        clear_slabs(self.ring.buffers, tile.buffer, jnp.int32(0), first_slab)
-        clear_slabs(self.ring.buffers, tile.buffer, end_slab, jnp.int32(self.ring.buffers.shape[2]))
-        slab = self.ring.buffers.shape[3]
-        rest = lax.rem(tile.item.end, slab)
+        copies, span = stream.copies(tile), stream.span(tile.item, tile.tile)
+        copies.clear(span)
+        _, _, per_block, slab, _ = self.ring.buffers.shape
+        rest = rem(tile.item.end, slab)
 
         @pl.when((rest > 0) & (tile.item.end < (tile.tile + 1) * self.options.kv_tile))
         def _() -> None:
-            rows = self.ring.buffers[tile.buffer, :, end_slab - 1]
+            block, index = copies.first + div(span.end - 1, per_block), rem(span.end - 1, per_block)
+            rows = self.ring.buffers[block, :, index]
             is_live = lax.broadcasted_iota(jnp.int32, rows.shape, 1) < rest
-            self.ring.buffers[tile.buffer, :, end_slab - 1] = jnp.where(is_live, rows, jnp.zeros_like(rows))
+            self.ring.buffers[block, :, index] = jnp.where(is_live, rows, jnp.zeros_like(rows))
 
     def _keep(self, item: QueryTile, some: _Rows, ahead: Array, kv_tokens: int) -> Array:
         """Return the mask of some tokens' rows of one head; the first is `ahead` positions behind the tile's first."""
@@ -467,7 +466,7 @@ class _Prefill:
         if not self.options.has_row_ends:
             return behind.astype(jnp.uint32) < window.astype(jnp.uint32)
         steps = some.num_tokens // ROW_ALIGNMENT
-        ahead_rx = self.scratch.ahead[lax.rem(item.number, BUFFERS), pl.ds(some.number * steps, steps)]
+        ahead_rx = self.scratch.ahead[rem(item.number, BUFFERS), pl.ds(some.number * steps, steps)]
         span = window + ahead_rx.reshape(rows, LANES)
         return behind.astype(jnp.uint32) < jnp.concatenate([span] * (kv_tokens // LANES), axis=1).astype(jnp.uint32)
 
@@ -475,7 +474,7 @@ class _Prefill:
         """Return the mask of some tokens' rows of one head: no bit is past its row's own position."""
         steps, kv_tile = some.num_tokens // ROW_ALIGNMENT, self.options.kv_tile
         lanes = pl.ds(pl.multiple_of(chosen.row_of(tile.tile, kv_tile) * LANES, LANES), LANES)
-        buffer = lax.rem(tile.item.number, BUFFERS)
+        buffer = rem(tile.item.number, BUFFERS)
         words = self.scratch.chosen[buffer, pl.ds(some.number * steps, steps), :, lanes]
         bits = chosen.unpack(words.reshape(some.num_tokens, LANES), tile.tile, kv_tile, kv_tokens)
         return chosen.repeat(bits, self.options.group)
@@ -484,7 +483,7 @@ class _Prefill:
         earlier = item.number - BUFFERS
         pl.when(earlier >= 0)(lambda: self.out_copy(self.describe(earlier)).wait())
         out, steps = self.scratch.out, self.cut.part_tokens // ROW_ALIGNMENT
-        index = lax.rem(item.number, BUFFERS)
+        index = rem(item.number, BUFFERS)
 
         def store(rows: _Rows) -> None:
             result = softmax.result(self.state(rows), self.options).astype(out.dtype)

@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from .options import LANES, ROW_ALIGNMENT, Options, ceil_div
+from .options import LANES, ROW_ALIGNMENT, Options, ceil_div, div, rem
 
 BUFFERS = 2
 
@@ -26,7 +26,7 @@ class NewToken(Protocol):
 
     @property
     def number(self) -> Array:
-        """Return the sequence's index in the list."""
+        """Return the sequence's index in a list."""
         ...
 
     @property
@@ -40,14 +40,14 @@ class NewToken(Protocol):
 
 @dataclass(frozen=True)
 class TokenWriter:
-    """Writes the new tokens of decoded sequences, one after the other, by way of `BUFFERS` slabs."""
+    """Writes the new tokens of decoded sequences, one after the other, by way of several slabs."""
 
     buffers: Any
-    """[num_buffers, k, tile / slab, slab, c]: fetched tiles."""
+    """[n, k, o / slab, slab, c]: fetched blocks."""
     new: Any
     """[m, k, c] in VMEM: the new row of sequence i is at i modulo m."""
     slabs: Any
-    """[2, k, slab, c] in VMEM."""
+    """[num_slabs, k, slab, c] in VMEM."""
     semaphores: Any
     written: Any
     """The pool [l * b, k, o / slab, slab, c] in HBM."""
@@ -56,29 +56,31 @@ class TokenWriter:
     def copy(self, token: NewToken) -> Any:
         """Return the copy of the slab of rows around the new token to the pool."""
         _, _, slabs, slab, _ = self.written.shape
-        buffer = lax.rem(token.number, BUFFERS)
-        block, offset = lax.div(token.slot, slabs * slab), lax.rem(token.slot, slabs * slab)
-        target = self.written.at[self.first_block + block, :, lax.div(offset, slab)]
+        buffer = rem(token.number, self.slabs.shape[0])
+        block, offset = div(token.slot, slabs * slab), rem(token.slot, slabs * slab)
+        target = self.written.at[self.first_block + block, :, div(offset, slab)]
         return pltpu.make_async_copy(self.slabs.at[buffer], target, self.semaphores.at[buffer])
 
-    def write(self, token: NewToken, tile: Array, tile_buffer: Array) -> None:
+    def write(self, token: NewToken, first_block: Array, exists: Array | bool = True) -> None:
         """Put the new token into the fetched tile, and its slab on the way to the pool.
 
-        In the tile the rows after it become 0; in the pool they are unchanged.
+        `first_block` is the buffer of position 0's block if all blocks were there. In the tile the rows after the token
+        become 0; in the pool they are unchanged. A token that does not exist is not sent to the pool.
         """
-        pl.when(token.number >= BUFFERS)(lambda: self.copy(token).wait())
-        _, k, num_slabs, slab, columns = self.buffers.shape
-        position = token.end - 1 - tile * (num_slabs * slab)
-        index, buffer = lax.div(position, slab), lax.rem(token.number, BUFFERS)
+        num_slabs = self.slabs.shape[0]
+        pl.when(token.number >= num_slabs)(lambda: self.copy(token).wait())
+        _, k, per_block, slab, columns = self.buffers.shape
+        position, buffer = token.end - 1, rem(token.number, num_slabs)
+        block, index = first_block + div(position, per_block * slab), rem(div(position, slab), per_block)
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
-        is_new, is_later = row == lax.rem(position, slab), row > lax.rem(position, slab)
-        new_kc = self.new[lax.rem(token.number, self.new.shape[0])].astype(jnp.float32)
+        is_new, is_later = row == rem(position, slab), row > rem(position, slab)
+        new_kc = self.new[rem(token.number, self.new.shape[0])].astype(jnp.float32)
         for head in range(k):
             new = jnp.broadcast_to(new_kc[head : head + 1], (slab, columns)).astype(self.slabs.dtype)
-            rows = jnp.where(is_new, new, self.buffers[tile_buffer, head, index])
+            rows = jnp.where(is_new, new, self.buffers[block, head, index])
             self.slabs[buffer, head] = rows
-            self.buffers[tile_buffer, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
-        self.copy(token).start()
+            self.buffers[block, head, index] = jnp.where(is_later, jnp.zeros_like(rows), rows)
+        pl.when(exists)(lambda: self.copy(token).start())
 
 
 class QueryTile(NamedTuple):
@@ -174,12 +176,12 @@ class ChunkWriter:
         self._each_read(self.describe(index), lambda copy: copy.start())
 
     def _each_read(self, tile: QueryTile, do: Callable[[Any], None]) -> None:
-        buffer = lax.rem(tile.number, BUFFERS)
+        buffer = rem(tile.number, BUFFERS)
         semaphore = self.scratch.read_semaphores.at[buffer]
         most = _lead(self._slab) // ROW_ALIGNMENT
         lead = jnp.where(tile.is_first, 0, most)
         num_rows = ceil_div(tile.num_rows, ROW_ALIGNMENT) + lead
-        source = self.new.at[:, pl.ds(lax.div(tile.row, ROW_ALIGNMENT) - lead, num_rows)]
+        source = self.new.at[:, pl.ds(div(tile.row, ROW_ALIGNMENT) - lead, num_rows)]
         do(pltpu.make_async_copy(source, self.scratch.new.at[buffer, :, pl.ds(most - lead, num_rows)], semaphore))
 
         def read_old(end: int, offset: Array) -> None:
@@ -193,14 +195,14 @@ class ChunkWriter:
         """Return the block and slab of a position of the tile, from the slot of its row."""
         slot = self.slots_t[tile.row + position - tile.position]
         block_size = self.pool.shape[2] * self._slab
-        return self.first_block + lax.div(slot, block_size), lax.div(lax.rem(slot, block_size), self._slab)
+        return self.first_block + div(slot, block_size), div(rem(slot, block_size), self._slab)
 
     def _shift(self, tile: QueryTile) -> None:
         """Move the rows to where the first slab begins, and cast them."""
-        buffer = lax.rem(tile.number, BUFFERS)
+        buffer = rem(tile.number, BUFFERS)
         scratch = self.scratch
         _, k, num_slabs, slab, columns = scratch.slabs.shape
-        start = _lead(slab) - lax.rem(tile.position, slab)
+        start = _lead(slab) - rem(tile.position, slab)
 
         def shift_head(head: Array, _: None) -> None:
             new = scratch.new[buffer, head].reshape(-1, columns).astype(jnp.float32)
@@ -214,7 +216,7 @@ class ChunkWriter:
 
     def _fill_ends(self, tile: QueryTile) -> None:
         """Keep the pool's rows before the chunk's first row and after its last."""
-        buffer = lax.rem(tile.number, BUFFERS)
+        buffer = rem(tile.number, BUFFERS)
         slabs, old = self.scratch.slabs, self.scratch.old
         _, k, _, slab, columns = slabs.shape
         row = lax.broadcasted_iota(jnp.int32, (slab, columns), 0)
@@ -225,19 +227,19 @@ class ChunkWriter:
 
             lax.fori_loop(0, k, fill_head, None)
 
-        last = lax.rem(tile.position + tile.num_rows - 1, slab)
-        pl.when(tile.is_first)(lambda: fill(0, jnp.int32(0), row < lax.rem(tile.position, slab)))
+        last = rem(tile.position + tile.num_rows - 1, slab)
+        pl.when(tile.is_first)(lambda: fill(0, jnp.int32(0), row < rem(tile.position, slab)))
         pl.when(tile.is_last)(lambda: fill(1, self._slabs(tile)[1] - 1, row > last))
 
     def _slabs(self, tile: QueryTile) -> tuple[Array, Array]:
         """Return the first slab that a tile writes, counted from position 0, and how many."""
         end = tile.position + tile.num_rows
-        first = lax.div(tile.position, self._slab)
-        return first, jnp.where(tile.is_last, ceil_div(end, self._slab), lax.div(end, self._slab)) - first
+        first = div(tile.position, self._slab)
+        return first, jnp.where(tile.is_last, ceil_div(end, self._slab), div(end, self._slab)) - first
 
     def _start_writes(self, tile: QueryTile) -> None:
         """Copy the slabs, block by block."""
-        buffer = lax.rem(tile.number, BUFFERS)
+        buffer = rem(tile.number, BUFFERS)
         first, num_slabs = self._slabs(tile)
         per_block = self.pool.shape[2]
 
@@ -251,9 +253,9 @@ class ChunkWriter:
                 self.scratch.write_semaphores.at[buffer],
             ).start()
 
-        lax.fori_loop(lax.div(first, per_block), ceil_div(first + num_slabs, per_block), write_block, None)
+        lax.fori_loop(div(first, per_block), ceil_div(first + num_slabs, per_block), write_block, None)
 
     def _wait_writes(self, index: Array) -> None:
-        buffer = lax.rem(index, BUFFERS)
+        buffer = rem(index, BUFFERS)
         copied = self.scratch.slabs.at[buffer, :, pl.ds(0, self._slabs(self.describe(index))[1])]
         pltpu.make_async_copy(copied, copied, self.scratch.write_semaphores.at[buffer]).wait()
