@@ -18,6 +18,7 @@ from jaxllm.execution.kv_pool import KVGroup, StateGroup
 from jaxllm.execution.mesh import Device
 from jaxllm.execution.options import layer_loop
 from jaxllm.loading.checkpoint import Checkpoint, held_format
+from jaxllm.loading.dtype import multiplies_bfloat16_fast
 from jaxllm.models.config import ModelConfig
 from jaxllm.models.loop import LayerLoop
 from jaxllm.models.plan import CacheGroup, LayerPlan
@@ -28,6 +29,7 @@ from jaxllm.models.towers.tower import Tower
 from jaxllm.models.towers.whisper import ClipEncoder
 from jaxllm.models.weights import Ops
 from jaxllm.resolve.checkpoint_settings import resolve_quantization
+from jaxllm.resolve.resolve_pooling import is_causal
 from pallas_kernels import grouped_matmul, indexer, latent_attention, lora, paged_attention, segment_attention
 from pallas_kernels.grouped_matmul import GroupedMatmul
 from pallas_kernels.indexer import IndexerShape
@@ -149,7 +151,15 @@ def choose_ops(
         tensor_names=checkpoint.tensors,
     )
     _warn_of_widened(specs)
-    layers = _choose_matmuls(specs, picker, args.linear_backend, may_round_nothing=is_draft)
+    if _rounds_unasked(args, checkpoint, specs, picker):
+        logger.info(
+            "inputs of the file's quantized matmuls are rounded to 8 bits, as llama.cpp rounds them; with a dtype by "
+            "name, such as dtype=%r, they stay exact",
+            dtype,
+        )
+        layers = _choose_matmuls(specs, picker)._replace(linear=Linear("cpu_int8"))
+    else:
+        layers = _choose_matmuls(specs, picker, args.linear_backend, may_round_nothing=is_draft)
     towers, encoder = {}, None
     for part, of_part in specs.encoders.items():
         # Each device has the whole tower.
@@ -359,6 +369,18 @@ def _rounding_linear(specs: ModelSpecs, picker: Picker, name: str, *, may_round_
     reason = reason or "; ".join(reasons) or "no matmul's weights are quantized (see quantization)"
     message = f"linear_backend={name!r} would round nothing: {reason}. Leave it out."
     raise VLLMValidationError(message, parameter="linear_backend", value=name)
+
+
+def _rounds_unasked(args: EngineArguments, checkpoint: Checkpoint, specs: ModelSpecs, picker: Picker) -> bool:
+    """Return whether inputs of matmuls are rounded to 8 bits although nobody asked for it.
+
+    That is for GGUF files of causal models on a CPU that does not multiply bfloat16, unless a dtype is named.
+    """
+    is_free = args.linear_backend == args.dtype == "auto" and picker.platform == "cpu"
+    is_known = checkpoint.is_gguf and is_causal(specs.config)
+    if not (is_free and is_known) or multiplies_bfloat16_fast("cpu") or _refuse_rounding(specs, picker, "cpu_int8"):
+        return False
+    return any(rounding_refusal(shape) is None for shape in linear_shapes(specs))
 
 
 def _refuse_rounding(specs: ModelSpecs, picker: Picker, name: str) -> str | None:

@@ -17,6 +17,7 @@ from jaxllm.resolve.resolve_ops import Picker, _choose_matmuls
 from pallas_kernels.linear import LinearShape
 from pallas_kernels.native import processor
 from pallas_kernels.weights import WeightFormat
+from tests.loading.gguf_vision_files import text_file
 from tests.models.tiny import folder
 
 WIDE = LinearShape(64, 64, jnp.float32, jnp.float32, WeightFormat(8, scale_dtype="float32"))
@@ -75,6 +76,32 @@ def test_is_chosen_for_quantized_weights(caplog: pytest.LogCaptureFixture) -> No
         assert linear(quantization="int8").implementation == "cpu_int8"
     assert not caplog.records
     assert linear(quantization="int8", linear_backend="auto").implementation == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "has_bfloat16", "expected"),
+    [
+        ({}, False, "cpu_int8"),
+        ({"dtype": "float32"}, False, "cpu"),
+        ({}, True, "cpu"),
+        ({"attention_config": {"backend": "xla"}}, False, "xla"),
+    ],
+)
+def test_auto_rounds_for_gguf_where_nothing_is_named(
+    arguments: dict[str, Any], *, has_bfloat16: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = replace(processor.current(), has_bfloat16_dot=has_bfloat16)
+    monkeypatch.setattr("pallas_kernels.native.processor.current", lambda: present)
+    shapes = [WIDE]
+    monkeypatch.setattr("jaxllm.resolve.resolve_ops.linear_shapes", lambda _: shapes)
+
+    def chosen() -> str:
+        config = EngineArgs(str(text_file("gemma3")), skip_tokenizer_init=True, **arguments).create_engine_config()
+        return checked_model(config)[0].ops.linear.implementation
+
+    assert chosen() == expected
+    shapes = [WIDE._replace(format=None)]
+    assert chosen() == ("xla" if expected == "xla" else "cpu")
 
 
 def test_says_what_stays_exact(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
