@@ -35,6 +35,21 @@ class RequestStateStats:
     """Always False: there are no watermarks."""
 
 
+class BlamedReason(str):
+    """The `stop_reason` of an output that an argument of its request has ended with "error"."""
+
+    __slots__ = ("parameter",)
+    parameter: str
+    """The argument, such as structured_outputs."""
+
+    @classmethod
+    def of(cls, message: str, parameter: str) -> Self:
+        """Return a message with the argument to blame."""
+        reason = cls(message)
+        reason.parameter = parameter
+        return reason
+
+
 @dataclasses.dataclass(slots=True)
 class CompletionOutput:
     """One of a request's n outputs."""
@@ -55,8 +70,6 @@ class CompletionOutput:
     spec_decode_metrics: Any | None = None
     weight_versions: Any | None = None
     """Always None, like lora_request, routed_experts, sampling_mask and spec_decode_metrics."""
-    error_parameter: str | None = None
-    """The request's argument that ended the output with "error", such as structured_outputs; None for other errors."""
 
     def finished(self) -> bool:
         """Return whether this output is complete."""

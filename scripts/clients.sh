@@ -52,6 +52,7 @@ declare -A PACKAGES=(
   [llama-index]="llama-index-embeddings-openai-like>=0.4"
   [cohere]="cohere>=5"
   [cohere-chat]="cohere>=5"
+  [ollama-embeddings]="ollama>=0.6"
   [schemathesis-embeddings]="schemathesis>=4.30,<5"
 )
 AGENTS=" openai-agents anthropic cohere-chat pydantic-ai instructor llama-index-llm ollama langgraph vercel-ai openai-npm anthropic-npm \
@@ -59,7 +60,8 @@ promptfoo aider codex claude-code opencode continue "
 COMMANDS=" codex claude-code opencode continue " # what agents/commands.sh runs
 TOLD="$COMMANDS promptfoo aider "
 PICTURES=" openai-pictures anthropic-pictures langchain-pictures vercel-ai-pictures "
-POOLED=" openai-embeddings langchain-embeddings llama-index cohere schemathesis-embeddings "
+POOLED=" openai-embeddings langchain-embeddings llama-index cohere ollama-embeddings \
+schemathesis-embeddings "
 AUDIO=" openai-audio openai-npm-audio "
 DECISIONS=" openai-decisions langchain-decisions langchain-typesafe systemone-client litellm-decisions "
 [ $# -gt 0 ] || set -- openai openai-lora langchain litellm lm-eval lm-eval-vllm outlines guidellm schemathesis \

@@ -114,7 +114,7 @@ class _GenerateRun(Run):
         if "max_tokens" not in task.fields:
             self.counts.cut_off += any(completion.finish_reason == "length" for completion in output.outputs)
         record = make_record(job.index, task, output)
-        error = next((each.stop_reason for each in output.outputs if each.finish_reason == "error"), None)
+        error = next((str(each.stop_reason) for each in output.outputs if each.finish_reason == "error"), None)
         if error is None:
             self.sink.put(job.index, record)
         else:
@@ -140,12 +140,17 @@ def make_record(index: int, task: Task, output: RequestOutput) -> dict[str, Any]
             "text": completion.text,
             "token_ids": list(completion.token_ids),
             "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
+            "stop_reason": _plain(completion.stop_reason),
         }
         | _logprobs(completion)
         for completion in output.outputs
     ]
     return record
+
+
+def _plain(reason: int | str | None) -> int | str | None:
+    """Return a stop reason that JSON can hold."""
+    return str(reason) if isinstance(reason, str) else reason
 
 
 def _logprobs(completion: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.late_chunks import chunk_embeddings
 from jaxllm.outputs import (
     AnyOutput,
+    BlamedReason,
     CompletionOutput,
     PlaceholderRange,
     PoolingOutput,
@@ -58,7 +59,6 @@ class GrowingSequence:
         "_shown_tokens",
         "detokenizer",
         "engine_index",
-        "error_parameter",
         "finish_reason",
         "index",
         "logprobs",
@@ -83,7 +83,6 @@ class GrowingSequence:
         self.stats = RequestStateStats(arrival_time=request.arrival_time)
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
-        self.error_parameter: str | None = None
         self.num_cached_tokens: int | None = None
         self.pooled: Pooled | None = None
         self.text_reader: TextReader | None = None
@@ -112,7 +111,8 @@ class GrowingSequence:
         self.finish_reason = "stop" if stop is not None else output.finish_reason
         self.stop_reason = stop if stop is not None else output.stop_reason
         if self.finish_reason == "error" and output.error is not None:
-            self.stop_reason, self.error_parameter = output.error.message, output.error.parameter
+            message, parameter = output.error.message, output.error.parameter
+            self.stop_reason = message if parameter is None else BlamedReason.of(message, parameter)
         return stop is not None
 
     def push(self, new_token_ids: list[int]) -> str:
@@ -144,7 +144,6 @@ class GrowingSequence:
             logprobs=None if logprobs is None else logprobs.take() if delta else logprobs.copy(),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            error_parameter=self.error_parameter,
         )
 
 

@@ -33,13 +33,13 @@ class CohereServingChat:
         chat = as_chat(request, self._chat.template_knows)
         with renamed(_NAMES), chat.fields_named("messages"):
             turn = await self._chat.begin(chat, caller)
-        if request.stream:
+            output = None if request.stream else await turn.whole()
+        if output is None:
             return EventStream(
                 frames(turn, builder, args.sse_ping_interval),
                 turn.outputs,
                 failed=lambda error: failed_frame(error_response(error).error.message),
             )
-        output = await turn.whole()
         builder.start(output)
         [only] = output.outputs
         builder.score(only)

@@ -13,7 +13,7 @@ import msgspec
 from jaxllm.engine.online.async_llm import AsyncLLM
 from jaxllm.engine.online.request_stream import RequestOutputCollector, TextRelay
 from jaxllm.exceptions import EngineGenerateError, VLLMValidationError
-from jaxllm.outputs import RequestOutput
+from jaxllm.outputs import BlamedReason, RequestOutput
 from jaxllm.server.http.errors import error_response
 
 DONE = b"data: [DONE]\n\n"
@@ -130,10 +130,10 @@ def raise_if_failed(output: RequestOutput) -> None:
     """
     for completion in output.outputs:
         if completion.finish_reason == "error":
-            message, parameter = str(completion.stop_reason), completion.error_parameter
-            if parameter is None:
-                raise EngineGenerateError(message)
-            raise VLLMValidationError(f"{message}.", parameter=parameter)
+            reason = completion.stop_reason
+            if isinstance(reason, BlamedReason):
+                raise VLLMValidationError(f"{reason}.", parameter=reason.parameter)
+            raise EngineGenerateError(str(reason))
 
 
 class EventStream(AsyncGenerator[bytes, None]):
