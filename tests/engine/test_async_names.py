@@ -140,7 +140,9 @@ def test_a_configuration_of_another_engine_is_named() -> None:
 
 def test_an_engine_is_made_as_programs_make_it() -> None:
     class Recorder(AsyncLLM):
-        def __init__(self, start: Any, *, admission: Any, logs_requests: bool = False) -> None:
+        def __init__(
+            self, start: Any, *, admission: Any, logs_requests: bool = False, reasoning_parser: str = ""
+        ) -> None:
             self.log_requests = logs_requests
 
     args = AsyncEngineArgs("m", disable_log_requests=True)
