@@ -53,9 +53,10 @@ TEMP_LIMIT = 128 * 2**20
 """Queries, new keys and values and the output in the kernels' layouts, of 2,048 tokens at most 32 MiB each."""
 LEGEND = """
 tile: of one sequence's KV in decode. Its bytes take tile_ns at HBM's nominal bandwidth; its bundles, one a cycle, take
-less at a clock above GHz. A sequence takes sequence_bundles besides those of its tiles; one of up to 128 or 256 tokens
-takes 128_bundles or 256_bundles in all. block: of query rows in prefill, with a KV tile of which nothing is masked;
-edge: where some is; half: where all of the tile's second half is."""
+less at a clock above GHz. left_out: loops of it whose number of trips is not known, which the bundles lack. A sequence
+takes sequence_bundles besides those of its tiles; one of up to 128 or 256 tokens takes 128_bundles or 256_bundles in
+all. block: of query rows in prefill, with a KV tile of which nothing is masked; edge: where some is; half: where all
+of the tile's second half is."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -224,6 +225,7 @@ def decode_cost(step: Step, target: Target) -> dict[str, Any]:
     return {
         "tile_KiB": tile_bytes // 1024,
         "tile_bundles": bundles,
+        "left_out": tile_loop.num_unknown,
         "sequence_bundles": sequences.own_bundles,
         **short,
         "tile_ns": round(nanoseconds),

@@ -28,8 +28,8 @@ CONTEXTS = (8192, 131072)
 TEMP_LIMIT = 2**20
 LEGEND = """
 tile: of keys, whose bytes take tile_ns at HBM's nominal bandwidth; decode_bundles and prefill_bundles score it for one
-row, and for eight. pass: counts 1,024 scores of each of eight rows; a choice takes at most 32 passes, unless scores are
-equal."""
+row, and for eight. left_out: loops whose number of trips is not known, which the bundles lack. pass: counts 1,024
+scores of each of eight rows; a choice takes at most 32 passes, unless scores are equal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,9 +74,10 @@ def compile_one(case: str, context: int, kv_dtype: str, target: Target) -> Row:
     tile_bytes = indexer.tiles.kv * token_bytes
     nanoseconds = 1e9 * tile_bytes / target.bandwidth
     decode, prefill = (read_loops(target.dump, f"indexer_{name}") for name in ("decode", "prefill"))
-    decoded = decode.busiest().busiest().bundles_of_one_trip
+    decode_tile, prefill_tile = decode.busiest().busiest(), max(prefill, key=lambda loop: loop.own_matmuls)
+    decoded = decode_tile.bundles_of_one_trip
     # A loop whose number of trips is not known, of passes, holds a loop over the scores and nothing else.
-    [passes] = [x for x in decode if len(x.inside) == 1 and x.trips == 0 and not x.matmuls]
+    [passes] = [x for x in decode if len(x.inside) == 1 and x.trips is None and not x.matmuls]
     return {
         "seconds": program.seconds,
         "alias_MiB": program.alias_mib,
@@ -86,7 +87,8 @@ def compile_one(case: str, context: int, kv_dtype: str, target: Target) -> Row:
         "tile_ns": round(nanoseconds),
         "decode_bundles": decoded,
         "decode_GHz": round(decoded / nanoseconds, 2),
-        "prefill_bundles": max(prefill, key=lambda loop: loop.own_matmuls).bundles_of_one_trip,
+        "prefill_bundles": prefill_tile.bundles_of_one_trip,
+        "left_out": decode_tile.num_unknown + prefill_tile.num_unknown,
         "pass_bundles": passes.inside[0].own_bundles,
         "missed": missed,
     }

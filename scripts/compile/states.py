@@ -38,6 +38,7 @@ KiB is what a thread block of a GPU's kernel brings for a tile, with the state t
 takes at one SM's share of {LIMITS}.
 The L2 cache serves a part of it. Neither latencies nor other instructions count. Kernels stand where first needed.
 bundles: of a TPU's kernel for one decode, all heads, or for one tile of tokens, all heads; one bundle a cycle.
+left_out: the loops whose number of trips is not known, which the bundles lack.
 state_ns: what it takes to read and to write a sequence's state at the memory's nominal bandwidth."""
 
 
@@ -150,7 +151,7 @@ def tpu_figures(name: str, pool: jax.ShapeDtypeStruct, target: Target) -> Row:
     figures: Row = {}
     for kernel in KERNELS:
         if any(target.dump.glob(f"*{name}_{kernel}*final_bundles.txt")):
-            loops = read_loops(target.dump, f"{name}_{kernel}").inside
-            figures[f"{kernel}_bundles"] = max(loop.bundles_of_one_trip for loop in loops)
+            loop = max(read_loops(target.dump, f"{name}_{kernel}").inside, key=lambda loop: loop.bundles_of_one_trip)
+            figures |= {f"{kernel}_bundles": loop.bundles_of_one_trip, f"{kernel}_left_out": loop.num_unknown}
     state_bytes = pool.size // pool.shape[0] * pool.dtype.itemsize
     return figures | {"state_ns": round(2e9 * state_bytes / target.bandwidth)}

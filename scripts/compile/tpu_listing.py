@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+_BUNDLES, _UTILIZATION = "final_bundles.txt", "final_hlo-static-per-bundle-utilization.txt"
+"""The ends of the names of a kernel's listings."""
+_LISTING = r"\d+-.+\.(txt|html)"
+"""The names of all listings of libtpu, with the times that they were written at."""
+
 
 @dataclass
 class Loop:
@@ -15,8 +20,8 @@ class Loop:
     first: int
     last: int
     uses: dict[str, int]
-    trips: int = 1
-    """How often its body runs, where it is written there; else 0."""
+    trips: int | None = 1
+    """The number of times that its body runs; None if the listing does not have it."""
     inside: list[Loop] = field(default_factory=list)
     stretches: list[Loop] = field(default_factory=list)
     """The straight pieces of code with matmuls that run under a condition and are in no inner loop."""
@@ -31,8 +36,14 @@ class Loop:
 
     @property
     def bundles_of_one_trip(self) -> int:
-        """Count the bundles with those of inner loops, but for loops whose number of trips is not known."""
-        return self.own_bundles + sum(loop.trips * loop.bundles_of_one_trip for loop in self.inside)
+        """Count the bundles with those of inner loops, without the loops that `num_unknown` counts."""
+        known = ((loop.trips, loop.bundles_of_one_trip) for loop in self.inside)
+        return self.own_bundles + sum(trips * bundles for trips, bundles in known if trips is not None)
+
+    @property
+    def num_unknown(self) -> int:
+        """Count the inner loops whose number of trips is not known, without the loops inside them."""
+        return sum(1 if loop.trips is None else loop.num_unknown for loop in self.inside)
 
     @property
     def matmuls(self) -> int:
@@ -56,17 +67,17 @@ class Loop:
 
 def read_loops(folder: Path, kernel: str) -> Loop:
     """Return a kernel as a loop, with its loops inside, from the listings that libtpu left in a folder."""
-    listing = next(x for x in folder.glob(f"*{kernel}*final_bundles.txt") if "schedule" not in x.name)
-    usage = next(folder.glob(f"*{kernel}*final_hlo-static-per-bundle-utilization.txt")).read_text().splitlines()
+    listing = next(x for x in folder.glob(f"*{kernel}*{_BUNDLES}") if "schedule" not in x.name)
+    usage = next(folder.glob(f"*{kernel}*{_UTILIZATION}")).read_text().splitlines()
     units = [unit.strip() for unit in usage[1].split(",")]
     start = next(i for i, line in enumerate(usage) if "UTILIZATION" in line) + 1
     uses = [[int(x) for x in line.split()] for line in usage[start:] if line.strip()]
 
-    def make(first: int, last: int, trips: int = 1) -> Loop:
+    def make(first: int, last: int, trips: int | None = 1) -> Loop:
         totals = (sum(column) for column in zip(*uses[first : last + 1], strict=True))
         return Loop(first, last, dict(zip(units, totals, strict=True)), trips)
 
-    trips = 0
+    trips = None
     heads: dict[str, int] = {}
     begins: dict[str, int] = {}
     regions: list[Loop] = []
@@ -81,11 +92,11 @@ def read_loops(folder: Path, kernel: str) -> Loop:
         if address[2]:  # the body of a loop begins
             heads |= dict.fromkeys(re.findall(r"Start region (\d+)", line), bundle)
         if exit_test := re.search(r"scmp\.\w+\S* %s\w+, (\S+) /\* loop exit test", line):
-            trips = int(exit_test[1]) if exit_test[1].isdigit() else 0
+            trips = int(exit_test[1]) if exit_test[1].isdigit() else None
         back = re.search(r"sbr\.rel.*target = \$region(\d+)", line)
         if back and back[1] in heads:
             loops.append(make(heads[back[1]], bundle, trips))
-            trips = 0
+            trips = None
     loops.sort(key=len)
     for i, loop in enumerate(loops[:-1]):
         outer = next(x for x in loops[i + 1 :] if x.first <= loop.first and loop.last <= x.last)
@@ -100,6 +111,7 @@ def read_loops(folder: Path, kernel: str) -> Loop:
 
 
 def clear(folder: Path) -> None:
-    """Empty a folder."""
+    """Remove the listings of earlier programs from a folder; other files stay."""
     for path in folder.iterdir():
-        path.unlink()
+        if re.fullmatch(_LISTING, path.name):
+            path.unlink()
