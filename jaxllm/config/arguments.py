@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from jaxllm.config.formats import CHECKPOINT_QUANTIZATIONS, KV_CACHE_DTYPES, QUANTIZATIONS
-from jaxllm.config.groups import AttentionConfig, ReasoningConfig, StructuredOutputsConfig
+from jaxllm.config.groups import AttentionConfig, LoaderSettings, ReasoningConfig, StructuredOutputsConfig
 from jaxllm.config.kinds import (
     Choice,
     ClassName,
@@ -153,6 +153,19 @@ class EngineArguments(UnsupportedArguments):
         Choice(("auto", "hf", "safetensors", "pt", "mistral", "sharded_state", "gguf", "dummy")),
         _LOAD,
         "form of the weights; pt: PyTorch's .bin; mistral: consolidated.safetensors; dummy: random ones",
+    )
+    safetensors_load_strategy: str | None = argument(
+        None,
+        Choice((None, "lazy", "prefetch")),
+        _LOAD,
+        "prefetch: read the files ahead with several threads, for network disks; default: as they are needed",
+    )
+    safetensors_prefetch_num_threads: int = argument(8, Integer(1, 64), _LOAD, "the threads that read files ahead")
+    safetensors_prefetch_block_size: int = argument(
+        16 * 2**20, Integer(4096, 2**30, sized=True), _LOAD, "bytes that such a thread reads at once"
+    )
+    model_loader_extra_config: LoaderSettings | None = argument(
+        None, Group(LoaderSettings), _LOAD, 'older names of these: {"enable_multithread_load": true, "num_threads": 8}'
     )
     download_dir: str | None = argument(None, Text(), _LOAD, "where hub files are kept; default: the hub's cache")
     served_model_name: list[str] | str | None = argument(
@@ -422,6 +435,14 @@ class EngineArguments(UnsupportedArguments):
                 parameter="max_cpu_loras",
                 value=self.max_cpu_loras,
             )
+
+    @property
+    def num_reading_threads(self) -> int:
+        """Return the number of threads that read weights ahead; 0 for none."""
+        extra = self.model_loader_extra_config
+        if extra is not None and extra.enable_multithread_load:
+            return extra.num_threads
+        return self.safetensors_prefetch_num_threads if self.safetensors_load_strategy == "prefetch" else 0
 
     def speculation(self) -> SpeculativeConfig | None:
         """Return how tokens are guessed ahead: `speculative_config`, or the three short arguments."""

@@ -6,10 +6,11 @@ import dataclasses
 from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.params.checks import check_bool, check_str, shown
+from jaxllm.params.checks import check_bool, check_int, check_str, shown
 
 OTHER_GRAMMARS = ("xgrammar", "outlines", "lm-format-enforcer")
 _MAX_REASONING_STRING = 4_096
+MOST_LOADING_THREADS = 64
 _NO_PARSER = "there are no reasoning parsers yet: give reasoning_config its reasoning_start_str and reasoning_end_str"
 
 
@@ -83,6 +84,20 @@ class AttentionConfig:
                 f"{group}: backend={shown(self.backend)} is not supported; use 'xla', 'cpu', 'tpu', 'gpu' or 'gpu_mma'."
             )
             raise VLLMValidationError(message, parameter=group, value=self.backend)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderSettings:
+    """The settings of reading files of weights ahead, under vLLM's older names."""
+
+    enable_multithread_load: bool = False
+    """Whether several threads read ahead, as with safetensors_load_strategy="prefetch"."""
+    num_threads: int = 8
+
+    def __post_init__(self) -> None:
+        group = "model_loader_extra_config"
+        check_bool(f"{group}.enable_multithread_load", self.enable_multithread_load, parameter=group)
+        check_int(f"{group}.num_threads", self.num_threads, 1, MOST_LOADING_THREADS, parameter=group)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,10 +53,6 @@ class UnsupportedArguments:
     allow_deprecated_quantization: bool = unsupported(False, "see quantization")
     disable_sliding_window: bool = unsupported(False, "layers attend as the model says; see hf_overrides")
     engram_config: Any = unsupported(None, "no model with n-gram embeddings runs yet")
-    safetensors_load_strategy: str | None = unsupported(None, _WEIGHTS, also=("lazy",))
-    safetensors_prefetch_num_threads: int = unsupported(8, _WEIGHTS)
-    safetensors_prefetch_block_size: int = unsupported(16 * 2**20, _WEIGHTS)
-    model_loader_extra_config: dict[str, Any] = unsupported({}, _WEIGHTS)
     ignore_patterns: str | list[str] | None = unsupported(
         None,
         "of safetensors, model.safetensors or the files of its index are read, and no others",

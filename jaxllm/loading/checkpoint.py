@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxllm.loading.mapped_file import FilePlace
 from pallas_kernels.weights import HALVES, WeightFormat
 
 if TYPE_CHECKING:
@@ -106,6 +107,11 @@ class Checkpoint(ABC):
     @abstractmethod
     def tokenizer_digest(self) -> str | None:
         """Return a digest of all files that `tokenizer` reads; None if one cannot be read."""
+
+    def places(self, name: str) -> Sequence[FilePlace]:
+        """Return where the bytes of a fetched tensor are; () if that is not known."""
+        del name
+        return ()
 
     def release(self, name: str) -> None:  # noqa: B027 (nothing to let go of by default)
         """Mark the tensor as consumed; its pages may be dropped."""

@@ -10,7 +10,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from jaxllm.loading.checkpoint import Checkpoint, held_format
 from jaxllm.loading.layout import Index, parse_layout, write_tensor
 from jaxllm.loading.names import check_names
+from jaxllm.loading.read_ahead import ReadAhead
 from jaxllm.models.params import HEAD_DIM, KV_HEADS, array_specs, split_axes, stored, unflatten
 from jaxllm.models.quantization import METHODS, quantize
 from pallas_kernels.weights import pack
@@ -41,6 +42,8 @@ _COMPARED_BYTES = 1 << 20
 """The number of bytes of two tables that are compared at once."""
 _ALIGNMENT = 64
 """JAX on a CPU copies a buffer that is not aligned to this many bytes."""
+
+_NO_THREADS = ReadAhead()
 
 _FormatFor = Callable[[str], jax.sharding.Sharding | Format | None]
 _Bounds = tuple[tuple[int, int], ...]
@@ -63,6 +66,7 @@ def load_params(
     dtype: Any = None,
     format_for: _FormatFor | None = None,
     progress: bool = True,
+    read_ahead: ReadAhead = _NO_THREADS,
 ) -> dict[str, Any]:
     """Read every parameter of a fetched checkpoint with checked names. Returns the arrays' nested dict.
 
@@ -70,12 +74,20 @@ def load_params(
     tensor. Arrays to be quantized are quantized on the device, one layer at a time. `dtype` replaces the specs' own;
     `format_for` returns the sharding for an array's path, with or without a layout; None is the default device. Each
     tensor is read once, and only the parts that this process's devices hold. An output head with the same numbers as
-    the embedding becomes the same array.
+    the embedding becomes the same array. `read_ahead` reads files ahead, in other threads, except GGUF's.
     """
     started = time.perf_counter()
     sources = {source for spec in specs.values() for source in spec.sources}
     total = sum(checkpoint.tensors[source].num_bytes for source in sources)
-    with _progress_bar(total, shown=progress and sys.stderr.isatty()) as advance:
+    with ExitStack() as stack:
+        show = stack.enter_context(_progress_bar(total, shown=progress and sys.stderr.isatty()))
+        places = (place for source in _in_order(specs) for place in checkpoint.places(source))
+        note = stack.enter_context(read_ahead.running(places))
+
+        def advance(num_bytes: int) -> None:
+            show(num_bytes)
+            note(num_bytes)
+
         placed = {}
         for path, array in array_specs(specs).items():
             where = format_for(path) if format_for else None
@@ -96,6 +108,13 @@ def load_params(
     jax.block_until_ready(params)
     logger.info("Loaded %.2f GB of weights in %.1f s", total / 1e9, time.perf_counter() - started)
     return params
+
+
+def _in_order(specs: Mapping[str, ParamSpec]) -> Iterator[str]:
+    """Yield the tensors in the order that they are read in."""
+    for array in array_specs(specs).values():
+        for names in itertools.zip_longest(*(spec.sources for spec in array.params.values())):
+            yield from dict.fromkeys(name for name in names if name is not None)
 
 
 def _repeats_embedding(specs: Mapping[str, ParamSpec], checkpoint: Checkpoint) -> bool:

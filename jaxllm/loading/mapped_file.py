@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+
+
+class FilePlace(NamedTuple):
+    """Bytes of a file, from byte `start` on."""
+
+    path: Path
+    start: int
+    num_bytes: int
 
 
 class MappedFile:

@@ -6,7 +6,7 @@ The rules of slicing are those of vLLM's parallel layers (layers/linear.py, laye
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, override
@@ -16,6 +16,7 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
 from jaxllm.loading.json_file import model_error
+from jaxllm.loading.mapped_file import FilePlace
 from jaxllm.loading.weight_files import rank_prefix
 
 if TYPE_CHECKING:
@@ -100,10 +101,17 @@ class ShardedCheckpoint(Checkpoint):
         tensor = tensor[: self.tensors[name].shape[0]]  # without the rows that pad a vocabulary
         return tensor if index is None else tensor[index]
 
+    def places(self, name: str) -> Sequence[FilePlace]:
+        return [place for stored in self._stored(name) for place in self._inner.places(stored)]
+
     def release(self, name: str) -> None:
-        for part in self._slices[name]:
-            for rank in part.ranks:
-                self._inner.release(rank_prefix(rank) + part.stored)
+        for stored in self._stored(name):
+            self._inner.release(stored)
+
+    def _stored(self, name: str) -> Sequence[str]:
+        """Return the stored tensors that have parts of one."""
+        names = [rank_prefix(rank) + part.stored for part in self._slices[name] for rank in part.ranks]
+        return list(dict.fromkeys(names))
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         return self._inner.tokenizer()

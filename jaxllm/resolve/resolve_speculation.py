@@ -84,6 +84,10 @@ def draft_arguments(config: EngineConfig) -> EngineArguments | None:
             load_format="dummy" if args.load_format == "dummy" else "auto",
             gpu_memory_utilization=args.gpu_memory_utilization,
             use_tqdm_on_load=args.use_tqdm_on_load,
+            safetensors_load_strategy=args.safetensors_load_strategy,
+            safetensors_prefetch_num_threads=args.safetensors_prefetch_num_threads,
+            safetensors_prefetch_block_size=args.safetensors_prefetch_block_size,
+            model_loader_extra_config=args.model_loader_extra_config,
         )
     except VLLMValidationError as error:
         raise refused_draft(model, error) from error

@@ -71,6 +71,13 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "enable_sleep_mode": (1, None),
     "load_format": ("npcache", "tensorizer", None),
     "download_dir": ("", 3),
+    "safetensors_load_strategy": ("eager", "torchao", 3),
+    "safetensors_prefetch_num_threads": (0, 65, None),
+    "safetensors_prefetch_block_size": (0, 2**31, None),
+    "model_loader_extra_config": (
+        *(3, {"pattern": "x"}, {"num_threads": 0}, {"num_threads": "8"}, {"enable_multithread_load": 1}),
+        {"enable_weights_track": True},
+    ),
     "use_tqdm_on_load": (1, None),
     "disable_custom_all_reduce": (1, None),
     "tensor_parallel_size": (0, -1, 2**31, 1.0, "x", True, None),

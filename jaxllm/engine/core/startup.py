@@ -38,6 +38,7 @@ from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
 from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
 from jaxllm.execution.programs import Programs, find_pace
 from jaxllm.loading.load import init_dummy, load_params
+from jaxllm.loading.read_ahead import ReadAhead
 from jaxllm.lora.adapter_weights import load_adapter
 from jaxllm.lora.peft import PeftAdapter, find_adapter
 from jaxllm.lora.request import LoRARequest
@@ -422,7 +423,10 @@ def _load(config: EngineConfig, specs: Mapping[str, ParamSpec], check: Callable[
     if config.args.load_format == "dummy":
         return init_dummy(specs, config.args.seed, format_for=format_for)
     config.checkpoint.fetch()
-    params = load_params(specs, config.checkpoint, format_for=format_for, progress=config.args.use_tqdm_on_load)
+    args = config.args
+    ahead = ReadAhead(args.num_reading_threads, args.safetensors_prefetch_block_size)
+    progress = args.use_tqdm_on_load
+    params = load_params(specs, config.checkpoint, format_for=format_for, progress=progress, read_ahead=ahead)
     _warn_of_own_head(config, params)
     return params
 

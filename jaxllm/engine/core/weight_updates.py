@@ -19,6 +19,7 @@ from jaxllm.execution.weights.update import WeightUpdate
 from jaxllm.loading.checkpoint import held_format
 from jaxllm.loading.load import check_names, load_params
 from jaxllm.loading.open import open_checkpoint
+from jaxllm.loading.read_ahead import ReadAhead
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec, array_specs, unflatten
 from jaxllm.models.quantization import METHODS
@@ -224,6 +225,10 @@ def _load(chosen: Updated, target: WeightTarget, path: str) -> dict[str, Any]:
     checkpoint.fetch()
     mesh = chosen.config.mesh
     params = load_params(
-        specs, checkpoint, format_for=lambda name: param_format(mesh, arrays[name]), progress=args.use_tqdm_on_load
+        specs,
+        checkpoint,
+        format_for=lambda name: param_format(mesh, arrays[name]),
+        progress=args.use_tqdm_on_load,
+        read_ahead=ReadAhead(args.num_reading_threads, args.safetensors_prefetch_block_size),
     )
     return target.flat(params)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, override
 
 import numpy as np
 
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
 from jaxllm.loading.json_file import model_error
+from jaxllm.loading.mapped_file import FilePlace
 from jaxllm.loading.mistral.config import sees
 
 if TYPE_CHECKING:
@@ -58,6 +59,9 @@ class MistralCheckpoint(Checkpoint):
         if name.endswith(_ROTATED):
             tensor = _halves_first(tensor, self._num_heads(name), name, self.source)
         return tensor if index is None else tensor[index]
+
+    def places(self, name: str) -> Sequence[FilePlace]:
+        return self._inner.places(self._names[name])
 
     def release(self, name: str) -> None:
         self._inner.release(self._names[name])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stated_dtype
 from jaxllm.loading.json_file import model_error
+from jaxllm.loading.mapped_file import FilePlace
 from jaxllm.loading.names import FLOAT_DTYPES
 from jaxllm.loading.quantized.matrix import Matrix, StoredTensors
 from jaxllm.loading.quantized.methods import read_scheme
@@ -101,10 +102,16 @@ class QuantizedCheckpoint(Checkpoint):
         with self._named(matrix):
             return matrix.layout.order(self._stored(matrix))
 
+    def places(self, name: str) -> Sequence[FilePlace]:
+        return [place for stored in self._stored_names(name) for place in self._inner.places(stored)]
+
     def release(self, name: str) -> None:
-        matrix = self._matrices.get(name)
-        for stored in [name] if matrix is None else matrix.stored:
+        for stored in self._stored_names(name):
             self._inner.release(stored)
+
+    def _stored_names(self, name: str) -> Sequence[str]:
+        matrix = self._matrices.get(name)
+        return (name,) if matrix is None else list(matrix.stored)
 
     @property
     def is_local(self) -> bool:
