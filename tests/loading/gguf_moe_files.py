@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "gpt_oss": "gpt-oss",
     "minimax_m2": "minimax-m2",
     "llama4": "llama4",
+    "ernie4_5_moe": "ernie4_5-moe",
 }
 NAMES = {
     "model.embed_tokens": "token_embd",
@@ -50,6 +51,7 @@ NAMES = {
 }
 BARE = {
     "self_attn.sinks": "attn_sinks.weight",
+    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
     "block_sparse_moe.e_score_correction_bias": "exp_probs_b.bias",
 }
@@ -95,10 +97,12 @@ def metadata(case: str) -> dict[str, Any]:
         del values["expert_weights_norm"]
     rope = hf["rope_parameters"]
     values["expert_count"] = next(
-        hf[key] for key in ("num_local_experts", "num_experts", "n_routed_experts") if key in hf
+        hf[key] for key in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts") if key in hf
     )
     values["rope.freq_base"] = rope["rope_theta"]
-    values["rope.dimension_count"] = int(hf["head_dim"] * rope.get("partial_rotary_factor", 1))
+    values["rope.dimension_count"] = int(
+        hf.get("head_dim", hf["hidden_size"] // hf["num_attention_heads"]) * rope.get("partial_rotary_factor", 1)
+    )
     if case in ("glm4_moe", "minimax_m2"):
         values["expert_gating_func"] = 2
     if case == "minimax_m2":
@@ -108,6 +112,13 @@ def metadata(case: str) -> dict[str, Any]:
             "feed_forward_length": hf["intermediate_size_mlp"],
             "expert_feed_forward_length": hf["intermediate_size"],
             "interleave_moe_layer_step": hf["interleave_moe_layer_step"],
+        }
+    if case == "ernie4_5_moe":
+        values |= {
+            "expert_used_count": hf["moe_k"],
+            "expert_shared_count": hf["moe_num_shared_experts"],
+            "leading_dense_block_count": hf["moe_layer_start_index"],
+            "interleave_moe_layer_step": hf["moe_layer_interval"],
         }
     if case == "gpt_oss":
         values |= {

@@ -49,6 +49,7 @@ _ARCHITECTURES: Mapping[str, tuple[str, str]] = {
     "cohere2": ("cohere2", "Cohere2ForCausalLM"),
     "arcee": ("arcee", "ArceeForCausalLM"),
     "ernie4_5": ("ernie4_5", "Ernie4_5ForCausalLM"),
+    "ernie4_5-moe": ("ernie4_5_moe", "Ernie4_5_MoeForCausalLM"),
     "hunyuan-dense": ("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM"),
     "granite": ("granite", "GraniteForCausalLM"),
     "olmoe": ("olmoe", "OlmoeForCausalLM"),

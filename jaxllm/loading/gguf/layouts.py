@@ -54,6 +54,8 @@ def _find_layout(suffix: str, shape: tuple[int, ...], arch: str, config: Mapping
         return Layout(_joined_halves(shape[0], config[key]))
     if suffix == "ffn_gate_inp_shexp.weight" and len(shape) == 1:
         return Layout(shape=(1, *shape))
+    if arch == "ernie4_5-moe" and suffix == "exp_probs_b.bias":
+        return Layout(shape=(1, prod(shape)))
     if arch in _OFFSET_NORM_ARCHITECTURES and suffix.endswith("norm.weight") and suffix != "ssm_norm.weight":
         return Layout(convert=_less_one)
     if arch == "deepseek2" and suffix == "attn_k_b.weight" and len(shape) == 3:

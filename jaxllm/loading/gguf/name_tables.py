@@ -256,6 +256,10 @@ NAMES: Mapping[str, Names] = {
     "glm4moe": Names(
         _LAYER_NAMES | {"post_attention_norm": "post_attention_layernorm"} | _SHARED_EXPERT_NAMES, bare=_ROUTER_BIAS
     ),
+    "ernie4_5-moe": Names(
+        _LAYER_NAMES | _SHARED_EXPERT_NAMES,
+        bare={"exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias"},
+    ),
     "qwen35": Names(_LAYER_NAMES | _DELTA_NAMES, bare=_BARE_DELTA_NAMES),
     **dict.fromkeys(
         ("qwen35moe", "qwen3next"), Names(_LAYER_NAMES | _QWEN_SHARED_NAMES | _DELTA_NAMES, bare=_BARE_DELTA_NAMES)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxllm.loading.gguf.file import GGUFFile
-from jaxllm.loading.gguf.names import ATTENTION, has_biases
+from jaxllm.loading.gguf.names import ATTENTION, MLP, has_biases
 from jaxllm.loading.gguf.settings.dense import granite_factors
 from jaxllm.loading.gguf.settings.numbers import Numbers
 
@@ -61,6 +61,17 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
                 "moe_topk": numbers.count("expert_used_count"),
                 "moe_intermediate_size": width,
                 "num_shared_expert": numbers.count("expert_shared_count", 1),
+            }
+        case "ernie4_5-moe":
+            return {
+                "use_bias": has_biases(file.tensors, (*ATTENTION, *MLP)),
+                "moe_num_experts": numbers.count("expert_count"),
+                "moe_k": numbers.count("expert_used_count"),
+                "moe_intermediate_size": numbers.count("expert_feed_forward_length"),
+                "moe_num_shared_experts": numbers.whole("expert_shared_count", 0),
+                "moe_layer_start_index": numbers.whole("leading_dense_block_count", 0),
+                "moe_layer_interval": numbers.count("interleave_moe_layer_step", 1),
+                "moe_layer_end_index": -1,
             }
         case _:
             return {}
