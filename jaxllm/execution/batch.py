@@ -82,6 +82,10 @@ def build(
         _fill_tiles(placement, inputs.sequences, lengths, shape.cross.query_tile)
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
+    for drafted in inputs.drafted:
+        for first, chunk in zip(inputs.sequences.query_starts_s, plan.chunks, strict=False):
+            slots = chunk.state_slots.drafted
+            drafted.row_slots_t[first : first + len(slots)] = slots
     fill_rows(inputs, plan, settings, ends)
     fill_transcripts(inputs, plan, shape.first_timestamp)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)

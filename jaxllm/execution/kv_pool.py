@@ -91,6 +91,8 @@ class KVLayout:
     """The frames of a clip; 0 without such groups."""
     states: tuple[StateGroup, ...] = ()
     """The groups of layers with recurrent state, which all have the same number of slots."""
+    max_drafts: int = 0
+    """The most drafts of a sequence in a step."""
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -123,10 +125,14 @@ class KVLayout:
     def num_slots(self) -> int:
         """Return the number of slots of recurrent states with the null slot: one per sequence, and some for snapshots.
 
-        A sequence that starts reads a snapshot's slot besides its own, so a single sequence needs two.
+        A sequence that starts reads a snapshot's slot besides its own, so a single sequence needs two. If there are
+        drafts, whose states take a slot each, all sequences can have one, or one sequence all of its drafts.
         """
+        if not self.states:
+            return 0
         snapshots = math.ceil(SPARE_PART * self.max_num_seqs) + 1
-        return 1 + self.max_num_seqs + snapshots if self.states else 0
+        drafts = self.max_num_seqs + self.max_drafts - 1 if self.max_drafts else 0
+        return 1 + self.max_num_seqs + snapshots + drafts
 
     @property
     def state_bytes(self) -> int:

@@ -161,6 +161,12 @@ class StatePlaces(NamedTuple):
         return StateBatch(**sequences._asdict(), **self._asdict())
 
 
+class DraftPlaces(NamedTuple):
+    """The slots of the states after tokens of chunks with drafts: a part of `StateBatch`."""
+
+    row_slots_t: Array
+
+
 class SteeringRows(NamedTuple):
     """The steering vector that is added to each token, and its scale."""
 
@@ -192,6 +198,8 @@ class PackedInputs(NamedTuple):
     frames."""
     states: tuple[StatePlaces, ...]
     """One record if the model has recurrent state, else none."""
+    drafted: tuple[DraftPlaces, ...]
+    """One record if the model has recurrent state and chunks may have drafts, else none."""
     media: tuple[MediaTokens, ...]
     """One record if the model sees images, else none."""
     steering: tuple[SteeringRows, ...]
@@ -218,6 +226,8 @@ class PackedInputs(NamedTuple):
         if not self.states:
             return None
         batch = self.states[0].batch(self.sequences)
+        for places in self.drafted:
+            batch = batch._replace(row_slots_t=places.row_slots_t)
         return batch.without_chunks() if decodes_only else batch
 
 
@@ -386,6 +396,8 @@ def _records(shape: BatchShape) -> tuple[tuple[str, type, tuple[ArrayField | Non
                 sizes = [] if cross is None else [{"i": shape.max_tiles(cross.query_tile), "m": cross.max_blocks}]
             case "states":
                 sizes = [{}] * shape.has_states
+            case "drafted":
+                sizes = [{}] * (shape.has_states and shape.max_drafts > 0)
             case "media":
                 sizes = [{}] * shape.has_media
             case "steering":

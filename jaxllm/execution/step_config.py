@@ -81,6 +81,7 @@ class StepConfig:
             cross_groups=self.cross_groups,
             num_frames=self.num_frames,
             states=self.states,
+            max_drafts=self.max_drafts,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             max_model_len=self.max_model_len,

@@ -27,13 +27,8 @@ def resolve_speculation(args: EngineArguments, resolved: Resolved, platform: str
     config = args.speculation()
     if config is None:
         return None
-    problem = None
     if resolved.runner_type != "generate":
-        problem = "is for models that generate"
-    elif any(layer.state is not None for layer in resolved.model_config.layers):
-        problem = "is not there yet for models with recurrent state"
-    if problem is not None:
-        message = f"{GROUP} {problem}. Leave it out."
+        message = f"{GROUP} is for models that generate. Leave it out."
         raise VLLMValidationError(message, parameter=GROUP, value=config.method)
     return config.settings(_FREE_ROWS[platform])
 

@@ -65,6 +65,8 @@ def take_samples(
         num_new, end = _append_checked(request, sampled_ids, chunk.drafts if chunk.num_drafts else ())
         # The drafts that were right are computed, except one that ended the request.
         table.num_computed_tokens += len(chunk.token_ids) - chunk.num_drafts + num_new - 1
+        if chunk.num_drafts:
+            cache.settle_drafts(request, table, num_new - 1)
         if speculation is not None:
             speculation.record(request, num_new, chunk.num_drafts)
         if table.num_computed_tokens >= (table.num_registered + 1) * block_size:

@@ -14,12 +14,12 @@ from functools import partial
 from operator import itemgetter
 
 from jaxllm.core_messages import SpeculationStats
-from jaxllm.scheduling.cache.kv_cache_manager import GroupBlocks, KVCacheManager
+from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager
 from jaxllm.scheduling.draft_steps import DraftPlan, DraftSteps
 from jaxllm.scheduling.plan import Chunk
 from jaxllm.scheduling.prompts.step_times import StepTimes
 from jaxllm.scheduling.request import Request
-from jaxllm.scheduling.step_builder import StepBuilder
+from jaxllm.scheduling.step_builder import Drafts, StepBuilder
 from jaxllm.speculation.drafter import SpeculationSettings, make_drafter
 from jaxllm.speculation.guesses import FIRST_RATE, GAIN, Guesses, ModelGuesses, TextGuesses
 
@@ -136,23 +136,20 @@ class Speculation:
         """Give drafts to the requests of a step, from its remaining tokens, rows and blocks."""
         step.add_drafts(partial(self._drafts_after, self._cost(step.num_planned), cut))
 
-    def _drafts_after(
-        self, cost: float, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int
-    ) -> tuple[array[int], GroupBlocks]:
-        """Return at most `at_most` drafts after a chunk of one token, and the blocks that hold the chunk with them."""
-        none = array("i"), chunk.block_ids
+    def _drafts_after(self, cost: float, cut: CutDrafts, request: Request, chunk: Chunk, at_most: int) -> Drafts | None:
+        """Return at most `at_most` drafts after a chunk of one token; None if it gets none."""
         if chunk.previous_row is not None or not chunk.samples:
-            return none
+            return None
         guesses = self._guesses_of(request)
-        count = min(self._num_worth(request, guesses, cost), at_most)
+        count = min(self._num_worth(request, guesses, cost), at_most, self._cache.most_drafts())
         if count <= 0:
-            return none
+            return None
         drafts = cut(request.request_id, request.num_output_tokens, guesses.after(request.token_ids)[:count])
         table = self._cache.tables[request.request_id]
         # The last blocks are for tokens that are certain.
         if not drafts or not self._cache.grow(table, request.num_tokens + len(drafts), spare=len(self._cache.tables)):
-            return none
-        return drafts, table.shown()
+            return None
+        return Drafts(drafts, table.shown(), self._cache.plan_drafts(table, chunk.state_slots, len(drafts)))
 
     def record(self, request: Request, num_new: int, num_drafts: int) -> None:
         """Take in the request's new tokens, which are its last ones."""

@@ -30,6 +30,16 @@ class InFlight(NamedTuple):
 
 
 NOTHING_IN_FLIGHT = InFlight()
+
+
+class Drafts(NamedTuple):
+    """The drafts that a chunk gets, and the blocks and slots of the chunk with them."""
+
+    token_ids: array[int]
+    block_ids: GroupBlocks
+    state_slots: ChunkSlots
+
+
 type _Rare = tuple[array[int] | None, int, ChunkMedia | None, array[int]]
 """What few chunks have: `history`, `score_start`, `media` and `scored_ids`."""
 _NOTHING_RARE: _Rare = (None, 0, None, NO_IDS)
@@ -249,8 +259,8 @@ class StepBuilder:
             self._media.take(request.request_id, media, start, num_tokens)
         return self._media.chunk(media, start, num_tokens, request.num_prompt_tokens)
 
-    def add_drafts(self, drafts_of: Callable[[Request, Chunk, int], tuple[array[int], GroupBlocks]]) -> None:
-        """Give the chunks of one token the drafts that `drafts_of` returns for them, with the blocks for these.
+    def add_drafts(self, drafts_of: Callable[[Request, Chunk, int], Drafts | None]) -> None:
+        """Give the chunks of one token the drafts that `drafts_of` returns for them.
 
         Its last argument is the most drafts that a chunk may have: they take what all chunks have left of the step, and
         beside prompts what these leave of their tokens.
@@ -263,15 +273,16 @@ class StepBuilder:
             rows = (self._row_room - self._aligned(num_others)) // self._alignment * self._alignment
             at_most = min(num_left, self.num_tokens, self.num_rows, rows - 1)
             at_most = min([at_most, *(size - chunk.start % size - 1 for size in self._attention_chunks)])
-            drafts, block_ids = drafts_of(request, chunk, at_most) if at_most > 0 else (NO_IDS, chunk.block_ids)
-            if not drafts:
+            drafts = drafts_of(request, chunk, at_most) if at_most > 0 else None
+            if drafts is None:
                 self._decodes.append((request, chunk))
                 continue
-            num_drafts = len(drafts)
+            num_drafts = len(drafts.token_ids)
             longer = msgspec.structs.replace(
                 chunk,
-                token_ids=chunk.token_ids + drafts,
-                block_ids=block_ids,
+                token_ids=chunk.token_ids + drafts.token_ids,
+                block_ids=drafts.block_ids,
+                state_slots=drafts.state_slots,
                 num_drafts=num_drafts,
                 num_output_tokens=chunk.num_output_tokens + num_drafts,
             )

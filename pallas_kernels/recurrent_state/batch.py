@@ -30,6 +30,10 @@ class StateBatch(NamedTuple):
     means that the step has decodes alone; their states are saved after their only row."""
     save_slots_s: Array
     """The slot that the state is also saved to; 0 for none."""
+    row_slots_t: Array | None = None
+    """The slot that keeps the state after each row of a chunk with drafts, but for its last row; 0 for none. Such a
+    chunk saves no other state. Later the host decides from which of its states the sequence goes on. None means that
+    the step has no drafts."""
 
     @property
     def has_chunks(self) -> bool:
@@ -38,7 +42,7 @@ class StateBatch(NamedTuple):
 
     def without_chunks(self) -> StateBatch:
         """Return the batch for a step of decodes alone, for which less is compiled."""
-        return self._replace(save_ends_s=None)
+        return self._replace(save_ends_s=None, row_slots_t=None)
 
     @property
     def all_save_ends_s(self) -> Array:

@@ -23,6 +23,8 @@ class Chunk(NamedTuple):
     save_after: int = 0
     """The number of tokens after which the state is also saved; 0 for never."""
     save: int = 0
+    rows: tuple[int, ...] = ()
+    """The slots that keep the states after its first rows."""
 
 
 def state_batch(chunks: Sequence[Chunk], *, gap: int = 0, padding: int = 0) -> tuple[StateBatch, int]:
@@ -46,6 +48,11 @@ def state_batch(chunks: Sequence[Chunk], *, gap: int = 0, padding: int = 0) -> t
         "save_ends_s": ints([start + each.save_after for start, each in pairs] + zeros),
         "save_slots_s": ints([each.save for each in chunks] + zeros),
     }
+    if any(chunk.rows for chunk in chunks):
+        row_slots_t = np.zeros(row + padding, np.int32)
+        for start, chunk in pairs:
+            row_slots_t[start : start + len(chunk.rows)] = chunk.rows
+        fields["row_slots_t"] = row_slots_t
     return StateBatch(**fields), row + padding
 
 

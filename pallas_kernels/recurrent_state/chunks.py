@@ -67,43 +67,49 @@ def _cut_into_tiles(
     num_sequences = len(batch.query_starts_s)
     is_long_s = lax.iota(jnp.int32, num_sequences) >= batch.num_decodes
     starts_s, ends_s = batch.query_starts_s, jnp.where(is_long_s, batch.query_ends_s, batch.query_starts_s)
-    is_saved_s = (batch.save_slots_s > 0) & (batch.all_save_ends_s < ends_s)
-    middles_s = jnp.where(is_saved_s, batch.all_save_ends_s, starts_s)
-    # Two parts of each sequence: up to where its state is saved, and the rest, or all of it.
-    part_starts_p, part_ends_p, slots_p, before_p = (
-        jnp.stack(pair, axis=1).reshape(-1)
-        for pair in (
-            (starts_s, middles_s),
-            (middles_s, ends_s),
-            (batch.save_slots_s, batch.write_slots_s),
-            (batch.read_slots_s, jnp.where(is_saved_s, batch.save_slots_s, batch.read_slots_s)),
-        )
-    )
-    sizes_p = (part_ends_p - part_starts_p + TILE_ROWS - 1) // TILE_ROWS
-    totals_p = jnp.cumsum(sizes_p, dtype=jnp.int32)
-    room = min(num_rows, num_rows // TILE_ROWS + 2 * num_sequences)
-    tiles_n = lax.iota(jnp.int32, -(-room // multiple) * multiple)
-    is_live_n = tiles_n < totals_p[-1]
-    parts_n = jnp.sum(totals_p[None] <= tiles_n[:, None], axis=1, dtype=jnp.int32)
-    parts_n = jnp.minimum(parts_n, 2 * num_sequences - 1)
-    starts_n = part_starts_p[parts_n] + (tiles_n - totals_p[parts_n] + sizes_p[parts_n]) * TILE_ROWS
-    ends_n = jnp.minimum(starts_n + TILE_ROWS, part_ends_p[parts_n])
-    seqs_n = parts_n // 2
-    is_first_n = is_live_n & (starts_n == starts_s[seqs_n])
-    is_last_n = is_live_n & (ends_n == ends_s[seqs_n])
-    is_copied_n = is_last_n & (batch.save_slots_s > 0)[seqs_n] & (batch.all_save_ends_s == ends_s)[seqs_n]
-    reads_n = jnp.where(starts_n == part_starts_p[parts_n], before_p[parts_n], slots_p[parts_n])
+    save_ends_s = jnp.where(batch.save_slots_s > 0, batch.all_save_ends_s, 0)
+    rows_t = lax.iota(jnp.int32, num_rows)
+    is_own_ts = (rows_t[:, None] >= starts_s) & (rows_t[:, None] < ends_s)
+    seqs_t, is_live_t = jnp.argmax(is_own_ts, axis=1), is_own_ts.any(axis=1)
+    is_first_t, is_last_t = (is_live_t & (x == y[seqs_t]) for x, y in ((rows_t, starts_s), (rows_t + 1, ends_s)))
+    is_saved_t = is_live_t & (rows_t + 1 == save_ends_s[seqs_t])
+    # A part of a sequence ends with a row after which the state is kept, and tiles are parts of these.
+    slots_t = jnp.where(is_saved_t, batch.save_slots_s[seqs_t], 0)
+    if batch.row_slots_t is not None:
+        slots_t = jnp.where(is_saved_t, slots_t, jnp.where(is_live_t, batch.row_slots_t, 0))
+    slots_t = jnp.where(is_last_t, batch.write_slots_s[seqs_t], slots_t)
+    is_kept_t = is_last_t | (slots_t > 0)
+    starts_part_t = is_live_t & (is_first_t | jnp.roll(is_kept_t, 1))
+    part_starts_t = lax.cummax(jnp.where(starts_part_t, rows_t, 0))
+    part_ends_t = lax.cummin(jnp.where(is_kept_t, rows_t + 1, num_rows), reverse=True)
+    before_t = jnp.where(is_first_t, batch.read_slots_s[seqs_t], jnp.roll(slots_t, 1))
+    is_tile_t = is_live_t & ((rows_t - part_starts_t) % TILE_ROWS == 0)
+    room = num_rows // TILE_ROWS + 2 * num_sequences if batch.row_slots_t is None else num_rows
+    room = -(-min(num_rows, room) // multiple) * multiple
+    (starts_n,) = jnp.nonzero(is_tile_t, size=room, fill_value=num_rows)
+    starts_n = starts_n.astype(jnp.int32)
+
+    def of_rows(x_t: Array, rows_n: Array) -> Array:
+        return x_t.at[rows_n].get(mode="fill", fill_value=0)
+
+    part_ends_n = of_rows(part_ends_t, starts_n)
+    slots_n, is_first_n = of_rows(slots_t, part_ends_n - 1), of_rows(is_first_t, starts_n)
+    is_live_n = starts_n < num_rows
+    ends_n = jnp.where(is_live_n, jnp.minimum(starts_n + TILE_ROWS, part_ends_n), num_rows)
+    reads_n = jnp.where(of_rows(starts_part_t, starts_n), of_rows(before_t, starts_n), slots_n)
+    is_copied_n = of_rows(is_last_t & is_saved_t, ends_n - 1) & is_live_n
+    saves_n = of_rows(batch.save_slots_s[seqs_t], starts_n)
     tiles = Tiles(
-        jnp.where(is_live_n, starts_n, num_rows),
-        jnp.where(is_live_n, ends_n, num_rows),
+        starts_n,
+        ends_n,
         (is_first_n & (reads_n == 0)).astype(jnp.int32),
         is_first_n.astype(jnp.int32),
-        (is_live_n & (ends_n == part_ends_p[parts_n])).astype(jnp.int32),
+        (is_live_n & (ends_n == part_ends_n)).astype(jnp.int32),
         first_slot + jnp.where(is_live_n, reads_n, 0),
-        first_slot + jnp.where(is_live_n, slots_p[parts_n], 0),
-        jnp.where(is_copied_n, first_slot + batch.save_slots_s[seqs_n], 0),
+        first_slot + jnp.where(is_live_n, slots_n, 0),
+        jnp.where(is_copied_n, first_slot + saves_n, 0),
     )
-    return tiles, totals_p[-1]
+    return tiles, jnp.sum(is_tile_t, dtype=jnp.int32)
 
 
 def _copy_saved(pool: Array, batch: StateBatch, first_slot: Array | int) -> Array:

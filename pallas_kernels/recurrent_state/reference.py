@@ -25,6 +25,7 @@ def walk(
     first_slot = layer * (len(pool) // num_layers)
     fields = (batch.query_starts_s, batch.query_ends_s, batch.read_slots_s, batch.write_slots_s)
     sequences = zip(*map(np.asarray, (*fields, batch.all_save_ends_s, batch.save_slots_s)), strict=True)
+    row_slots_t = None if batch.row_slots_t is None else np.asarray(batch.row_slots_t)
     for start, end, read, write, save_end, save in sequences:
         if start == end:
             continue
@@ -33,5 +34,7 @@ def walk(
             state = step(state, row)
             if save and row + 1 == save_end:
                 pool[first_slot + save] = state
+            if row_slots_t is not None and row_slots_t[row]:
+                pool[first_slot + row_slots_t[row]] = state
         pool[first_slot + write] = state
     return pool

@@ -82,6 +82,13 @@ def _scan_chunks(
         state, read = step(state, taken)
         return state, lax.dynamic_update_slice_in_dim(out, read, row, 0)
 
+    def advance_and_keep(row: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        pool, *rest = carry
+        state, out = advance(row, (rest[0], rest[1]))
+        assert batch.row_slots_t is not None
+        # The state after a chunk's last row goes to the null slot.
+        return lax.dynamic_update_slice_in_dim(pool, state, first_slot + batch.row_slots_t[row], 0), state, out
+
     def body(seq: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         pool, out = carry
         start, end, read, write, save_end, save = (
@@ -96,8 +103,13 @@ def _scan_chunks(
             )
         )
         state = jnp.where(read > 0, lax.dynamic_slice_in_dim(pool, first_slot + read, 1), 0)
+        state = lax.optimization_barrier(state)
+        if batch.row_slots_t is not None:
+            kept_end = jnp.where(batch.row_slots_t[start] > 0, end, start)
+            pool, state, out = lax.fori_loop(start, kept_end, advance_and_keep, (pool, state, out))
+            start = kept_end
         middle = jnp.where(save > 0, save_end, end)
-        state, out = lax.fori_loop(start, middle, advance, (lax.optimization_barrier(state), out))
+        state, out = lax.fori_loop(start, middle, advance, (state, out))
         # States that are not to be saved go to the null slot.
         pool = lax.dynamic_update_slice_in_dim(pool, state, first_slot + save, 0)
         state, out = lax.fori_loop(middle, end, advance, (state, out))

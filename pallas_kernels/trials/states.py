@@ -41,6 +41,15 @@ MIXED = [
     Chunk(3, 12, 15, 15, 2, 18),
 ]
 """Several sequences read slot 2; slots from 19 on belong to none."""
+DRAFTED = [
+    *MIXED[:4],
+    Chunk(3, 20, 6, 6, rows=(14, 15)),  # the state after each row is kept
+    Chunk(70, 0, 0, 1, 17, 5),
+    Chunk(2, 5, 2, 8, rows=(16,)),
+    Chunk(6, 9, 12, 12, rows=(17, 18, 11, 19, 20)),
+    Chunk(2, 0, 0, 13),
+]
+"""Chunks with drafts beside others."""
 LONG = [
     Chunk(1, 5, 7, 7),
     Chunk(200, 0, 0, 1, 133, 5),  # is saved within a tile
@@ -55,6 +64,7 @@ STEPS: dict[str, Sequence[Chunk]] = {
     "decodes": [*MIXED[:5], *[Chunk(1, 3, 2, 0)] * 27],
     "mixed": MIXED,
     "long": LONG,
+    "drafted": DRAFTED,
 }
 
 
@@ -226,7 +236,11 @@ def _in_buckets(step: Step, of_layer: Collection[int]) -> Step:
     )
     # Padding sequences begin and end at one row, and their slots are 0.
     fields = {
-        name: np.pad(x, (0, more_seqs), mode="edge" if name.startswith("query") else "constant")
+        name: np.pad(
+            x,
+            (0, more_rows if name.endswith("_t") else more_seqs),
+            mode="edge" if name.startswith("query") else "constant",
+        )
         for name, x in batch._asdict().items()
         if np.ndim(x) == 1
     }

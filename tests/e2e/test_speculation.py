@@ -278,7 +278,6 @@ def test_a_draft_model_may_have_more_rows_but_no_other_tokens(tmp_path: Path, to
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"model": str(folder("qwen3_5"))}, "recurrent state"),
         ({"model": str(folder(CASE)), "runner": "pooling"}, "generate"),
     ],
 )

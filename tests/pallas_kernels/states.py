@@ -14,6 +14,7 @@ import pytest
 from pallas_kernels.recurrent_state import StateOp
 from pallas_kernels.recurrent_state.batches import Chunk, state_batch
 from pallas_kernels.trials.states import (
+    DRAFTED,
     LAYER,
     LONG,
     MIXED,
@@ -28,6 +29,7 @@ from pallas_kernels.trials.states import (
 )
 
 __all__ = [
+    "DRAFTED",
     "LAYER",
     "LONG",
     "MIXED",

@@ -362,7 +362,10 @@ class FakeDevice:
             assert slots.write > 0
             assert not slots.save or chunk.start < slots.save_at <= end
             saved = {slots.save: context[slots.save_at - 1]} if slots.save else {}
-            mine = {slots.write: context[end - 1], **saved}
+            assert len(slots.drafted) == chunk.num_drafts, "the state after a draft is not kept"
+            kept = dict(zip(slots.drafted, context[chunk.start :], strict=False))
+            mine = {slots.write: context[end - 1], **saved, **kept}
+            assert len(mine) == 1 + len(saved) + chunk.num_drafts, "a chunk writes twice to one slot"
             assert not mine.keys() & written.keys(), "two chunks write to one slot"
             written |= mine
             used.append(slots.read if slots.read != slots.write else 0)

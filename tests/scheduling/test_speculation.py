@@ -17,7 +17,6 @@ from tests.scheduling.test_simulation import CHANGES, SIGHTS, TINY, with_picture
 
 pytestmark = pytest.mark.scheduling
 
-WITHOUT_STATES = {name: changes for name, changes in CHANGES.items() if "num_state_slots" not in changes}
 MOST = 4
 
 
@@ -64,7 +63,7 @@ def speculating(num_free_rows: float = 1e6, **changes: Any) -> SchedulerConfig:
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("changes", WITHOUT_STATES.values(), ids=WITHOUT_STATES)
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy: str, overlap: int):
     for seed in range(2):
         simulation = Speculating(speculating(enable_prefix_caching=caching, policy=policy, **changes), seed)
@@ -72,7 +71,7 @@ def test_tokens_equal_the_sequential_result(changes: dict, caching: bool, policy
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("changes", [SIGHTS["roomy"], SIGHTS["tiny"], SIGHTS["tiny-both-sides"]])
+@pytest.mark.parametrize("changes", [SIGHTS[name] for name in ("roomy", "tiny", "tiny-both-sides", "states")])
 def test_tokens_that_follow_pictures_equal_the_sequential_result(changes: dict, overlap: int):
     for seed in range(2):
         simulation = Speculating(speculating(**changes), seed)

@@ -7,6 +7,7 @@ second request gets a copy.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,8 +289,7 @@ class KVCacheManager:
         if self.slots is None or state is None:
             return NO_SLOTS
         plan = partial(self.slots.plan_chunk, state, end)
-        # Every free seat needs a slot.
-        reserve = self._max_num_seqs - len(self.tables)
+        reserve = self._num_free_seats
         if has_forks and start < num_prompt_tokens - 1 <= end:
             return plan(num_prompt_tokens - 1, is_held=True, reserve=reserve)
         if not has_forks and state.saved_at < num_prompt_tokens:
@@ -305,6 +305,11 @@ class KVCacheManager:
         last = (request.num_tokens - 1) // self.block_size * self.block_size
         save_at = next((each for each in (table.num_shared_tokens, last) if start < each <= end), None)
         return plan(save_at, is_held=False, reserve=reserve)
+
+    @property
+    def _num_free_seats(self) -> int:
+        """Return the number of requests that may still be admitted: each will need a slot."""
+        return self._max_num_seqs - len(self.tables)
 
     def _forget_saved(self, request: Request, slots: StateSlots, state: RequestState) -> None:
         """Give up the last snapshot of the answer: the next one, further on, takes its slot."""
@@ -327,6 +332,31 @@ class KVCacheManager:
         if self.slots is not None and slot != NO_SLOT and not rest and self.enable_prefix_caching:
             index = num_blocks - 1
             self.slots.pool.register(slot, *self.content_of(request, index))
+
+    def most_drafts(self) -> int:
+        """Return the most drafts for whose states there are slots."""
+        return sys.maxsize if self.slots is None else self.slots.pool.num_available - self._num_free_seats
+
+    def plan_drafts(self, table: BlockTable, planned: ChunkSlots, num_drafts: int) -> ChunkSlots:
+        """Plan the slots of recurrent state of a chunk that gets drafts, at most `most_drafts`."""
+        if self.slots is None or table.state is None:
+            return NO_SLOTS
+        return self.slots.plan_drafts(table.state, planned, num_drafts)
+
+    def settle_drafts(self, request: Request, table: BlockTable, num_right: int) -> None:
+        """Let a request's state be the one after its last right draft: its computed tokens are known and counted."""
+        state = table.state
+        if self.slots is None or state is None:
+            return
+        kept = self.slots.settle_drafts(state, num_right)
+        state.num_tokens = table.num_computed_tokens
+        end = (state.num_tokens - 1) // self.block_size * self.block_size
+        index = len(kept) - (state.num_tokens - end)
+        if index >= 0 and self.enable_prefix_caching and state.saved == NO_SLOT:
+            self._forget_saved(request, self.slots, state)
+            self.register_state(request, kept[index], end)
+            state.saved_at = end
+        self.slots.give_up_drafted(state)
 
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; registered ones can still be found."""

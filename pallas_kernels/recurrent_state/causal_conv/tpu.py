@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.recurrent_state import StateBatch
 
 from .shape import ConvShape
-from .xla import convolve
+from .xla import convolve, keep_rows
 
 _TILE_ROWS, _LANES = 16, 128
 
@@ -55,12 +55,17 @@ def tpu_causal_conv(
     kept, (_, c) = len(weight_kc) - 1, x_tc.shape
     rows = kept * c // _LANES
     states_skc = states_s[:, :rows].reshape(len(states_s), kept, c)
-    out_tc, *states = convolve(x_tc, weight_kc, states_skc, batch, bias_c, activation)
-    states_i = jnp.concatenate(states).reshape(-1, rows, _LANES)
-    states_i = jnp.pad(states_i, ((0, 0), (0, pool.shape[1] - rows), (0, 0)))
-    is_live_s = batch.query_ends_s > batch.query_starts_s
-    slots = jnp.concatenate([jnp.where(is_live_s, x, 0) for x in (batch.write_slots_s, batch.save_slots_s)])
-    return out_tc, _write(pool, states_i, first_slot, slots, interpret=interpret)
+    out_tc, state_before = convolve(x_tc, weight_kc, states_skc, batch, bias_c, activation)
+
+    def write(pool: Array, states_ikc: Array, slots_i: Array) -> Array:
+        states_i = jnp.pad(states_ikc.reshape(-1, rows, _LANES), ((0, 0), (0, pool.shape[1] - rows), (0, 0)))
+        return _write(pool, states_i, first_slot, slots_i, interpret=interpret)
+
+    seqs_s, is_live_s = jnp.arange(len(states_s), dtype=jnp.int32), batch.query_ends_s > batch.query_starts_s
+    states = [state_before(ends_s, seqs_s) for ends_s in (batch.query_ends_s, batch.all_save_ends_s)]
+    slots = [jnp.where(is_live_s, slots_s, 0) for slots_s in (batch.write_slots_s, batch.save_slots_s)]
+    pool = write(pool, jnp.concatenate(states), jnp.concatenate(slots))
+    return out_tc, keep_rows(pool, batch, state_before, write)
 
 
 def _read(pool: Array, slots_s: Array, *, interpret: bool) -> Array:

@@ -41,6 +41,7 @@ def call_kernel(
         batch.write_slots_s,
         batch.all_save_ends_s,
         batch.save_slots_s,
+        jnp.zeros(len(inputs[0]), jnp.int32) if batch.row_slots_t is None else batch.row_slots_t,
         jnp.asarray(first_slot, jnp.int32),
     )
     return read, pool

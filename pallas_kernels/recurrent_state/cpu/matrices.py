@@ -157,6 +157,8 @@ class MatrixKernel(StateKernel):
                         ],
                     )
                     self._save(e, states, row, after, saved)
+                    with self.slot_of_row(e, of, row) as kept:
+                        copy(e, after, e.at(kept, F32, offset), self.part_size * 4)
         e.ir.ret_void()
         return e.function
 

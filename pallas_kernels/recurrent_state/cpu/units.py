@@ -6,7 +6,9 @@ several parts side by side, if there are many, so that the next one can be fetch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from llvmlite import ir
@@ -16,7 +18,17 @@ from pallas_kernels.native.emitter import I8, I64, POINTER, VOID, Emitter, add_f
 from pallas_kernels.native.handler import add_handler
 from pallas_kernels.native.number_formats import Format
 
-_BATCH = ("starts", "ends", "num_decodes", "read_slots", "write_slots", "save_ends", "save_slots", "first_slot")
+_BATCH = (
+    "starts",
+    "ends",
+    "num_decodes",
+    "read_slots",
+    "write_slots",
+    "save_ends",
+    "save_slots",
+    "row_slots",
+    "first_slot",
+)
 _UNITS_PER_CORE = 8
 """The least number of units of decodes for each core, as far as they have enough parts."""
 
@@ -76,11 +88,7 @@ class StateKernel:
 
     def states(self, e: Emitter, of: dict[str, Any], seq: Any) -> States:
         """Return a sequence's rows and the addresses of its states."""
-        first = e.load_int(of["first_slot"], 0)
-
-        def slot(number: Any) -> Any:
-            return e.at(of["pool"], self.pool_type, e.product(e.sum(first, number), self.slot_size))
-
+        slot = partial(self._slot, e, of)
         read, write, save = (e.load_int(of[name], seq) for name in ("read_slots", "write_slots", "save_slots"))
         return States(
             start=e.load_int(of["starts"], seq),
@@ -92,6 +100,18 @@ class StateKernel:
             save_end=e.load_int(of["save_ends"], seq),
             saved=slot(save),
         )
+
+    def _slot(self, e: Emitter, of: dict[str, Any], number: Any) -> Any:
+        """Return the address of a slot of the layer."""
+        first = e.load_int(of["first_slot"], 0)
+        return e.at(of["pool"], self.pool_type, e.product(e.sum(first, number), self.slot_size))
+
+    @contextmanager
+    def slot_of_row(self, e: Emitter, of: dict[str, Any], row: Any) -> Iterator[Any]:
+        """Give the address of the slot that keeps the state after a row; what follows is done if there is one."""
+        number = e.load_int(of["row_slots"], row)
+        with e.ir.if_then(e.ir.icmp_signed("!=", number, I64(0))):
+            yield self._slot(e, of, number)
 
     def _size(self, e: Emitter, dims: Any, name: str, axis: int) -> Any:
         return e.load(e.load(dims, POINTER, self.buffers.index(name)), I64, axis)

@@ -75,6 +75,8 @@ class Kernel(StateKernel):
                     self._add_rows(e, of, states, channel, width, address_of, activation)
         with e.ir.if_then(states.is_saved):
             self._keep(e, states.saved, states.save_end, channel, width, address_of)
+        with e.range(states.start, states.end) as row, self.slot_of_row(e, of, row) as slot:
+            self._keep(e, slot, e.sum(row, 1), channel, width, address_of)
         self._keep(e, states.after, states.end, channel, width, address_of)
         e.ir.ret_void()
         return e.function
