@@ -128,7 +128,7 @@ def _digest(name: str, kernel: Kernel) -> str:
     return hashlib.sha256("\n".join([*facts, *map(source_digest, sorted(folders))]).encode()).hexdigest()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=64)
 def source_digest(folder: Path) -> str:
     """Return a digest of a folder's Python files; code that is imported does not change with its file."""
     digest = hashlib.sha256()

@@ -202,11 +202,11 @@ class _Decode:
 
         def add(sequence: Array, counts: tuple[Array, ...]) -> tuple[Array, ...]:
             length = self.scalars.lens_s[sequence]
-            number, place = jnp.int32(len(sizes)), counts[-1]
+            number, index = jnp.int32(len(sizes)), counts[-1]
             for i in reversed(range(len(sizes))):
                 number = jnp.where(length <= sizes[i], i, number)
-                place = jnp.where(length <= sizes[i], counts[i], place)
-            self.scratch.lists[number * size + place] = sequence
+                index = jnp.where(length <= sizes[i], counts[i], index)
+            self.scratch.lists[number * size + index] = sequence
             return tuple(count + (number == i).astype(jnp.int32) for i, count in enumerate(counts))
 
         return list(lax.fori_loop(0, self.num_items, add, (jnp.int32(0),) * (len(sizes) + 1)))
@@ -359,8 +359,8 @@ class _Decode:
             state = softmax.unseen((len(heads) * rows, columns), sinks)
             values = softmax.result(softmax.add(state, heads, self.options), self.options)
             values = values.reshape(unroll, len(members), rows, columns).astype(self.scratch.out.dtype)
-            for j, place in enumerate(outputs):
-                self.scratch.out[place, pl.ds(i * unroll, unroll)] = values[:, j]
+            for j, row in enumerate(outputs):
+                self.scratch.out[row, pl.ds(i * unroll, unroll)] = values[:, j]
 
         if num_groups == 1:
             attend_heads(0, None)
