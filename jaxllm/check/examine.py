@@ -278,7 +278,7 @@ def _engine_settings(sized: Fit) -> dict[str, Any]:
         "dtype": config.dtype,
         "quantization": config.quantization or checkpoint_quantization(config.checkpoint),
         "kv_cache_dtype": str(config.kv_groups[0].attention.shape.kv_dtype),
-        "attention": "/".join(dict.fromkeys(group.attention.implementation for group in config.kv_groups)),
+        "attention": config.attention_names,
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,

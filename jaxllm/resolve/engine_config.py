@@ -120,6 +120,13 @@ class EngineConfig:
         return self.ops.kv_groups
 
     @property
+    def attention_names(self) -> str:
+        """Return the implementations of attention, as in "gpu/xla": XLA's where scores depend on distances."""
+        by_distance = self.model_config.layers[0].relative is not None
+        names = ["xla"] if by_distance else [group.attention.implementation for group in self.kv_groups]
+        return "/".join(dict.fromkeys(names))
+
+    @property
     def cross_groups(self) -> tuple[KVGroup, ...]:
         """Return the cache groups of an encoder's frames."""
         return self.ops.cross_groups

@@ -39,6 +39,7 @@ from pallas_kernels.native.processor import AVX2, AVX512, x86
 from tests.architecture.sources import product
 from tests.e2e.media_goldens import folder as media_folder
 from tests.models.tiny import folder
+from tests.models.tiny import folder as tiny_folder
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -704,3 +705,10 @@ def test_quantization_is_the_checkpoint_s_or_a_way_to_round(make_model: MakeMode
         resolve(awq, quantization="gptq")
     with pytest.raises(VLLMValidationError, match=r"model config \(awq\) does not match .* argument \(int8\)"):
         resolve(awq, quantization="int8")
+
+
+@pytest.mark.parametrize(("case", "name"), [("deberta_pairs", "xla"), ("qwen3_embedder", "cpu"), ("mamba", "none")])
+def test_names_of_attention(case: str, name: str):
+    """Scores by distance are plain XLA; only a model without attention has none."""
+    args = EngineArgs(model=str(tiny_folder(case)), load_format="dummy", skip_tokenizer_init=True)
+    assert args.create_engine_config().attention_names == name

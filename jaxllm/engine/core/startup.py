@@ -321,7 +321,7 @@ def make_core(
         device.platform,
         device.device_kind,
         f"{config.dtype}, weights {config.quantization}" if config.quantization else config.dtype,
-        "/".join(dict.fromkeys(group.attention.implementation for group in config.kv_groups)),
+        config.attention_names,
         num_blocks,
         config.block_size,
         config.max_model_len,
