@@ -307,6 +307,7 @@ MODELS["deepseek-v3.2"] = MODELS["deepseek-v3"] | {
 SMALL_HYBRID: dict[str, Any] = MODELS["qwen3.5-0.8b"] | {
     "vocab_size": 8192, "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64,
     "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_num_key_heads": 4, "linear_num_value_heads": 8,
+    "rope_parameters": DELTA["rope_parameters"] | {"mrope_section": [3, 3, 2]},
 }  # fmt: skip
 """Qwen3.5's layers in a model that answers at once on two cores."""
 _SMALL_LATENTS: dict[str, Any] = {

@@ -45,12 +45,18 @@ def test_the_scan_of_mamba(make_op: Any) -> None:
 @pytest.mark.cpu_kernels
 @pytest.mark.usefixtures("few_tiles_at_once")
 def test_by_tiles() -> None:
-    for op, reference in (
+    pairs: list[tuple[Any, Any]] = [
         (delta.ElsewhereGatedDelta(DELTA["tiny"].shape(FLOAT32)), delta.reference_gated_delta),
         (space.ElsewhereStateSpace(SPACE["tiny"].shape(FLOAT32)), space.reference_state_space),
-    ):
+    ]
+    for op, reference in pairs:
         step = make(4, op.shape, DRAFTED)
-        places: Any = {"pool": step.pool, "batch": step.batch, "layer": delta.LAYER, "num_layers": delta.NUM_LAYERS}
+        places: dict[str, Any] = {
+            "pool": step.pool,
+            "batch": step.batch,
+            "layer": delta.LAYER,
+            "num_layers": delta.NUM_LAYERS,
+        }
         expected, expected_pool = reference(*step.inputs, **places)
         out, pool = run_op(op, step)
         np.testing.assert_allclose(out, expected, rtol=2e-5, atol=5e-5)

@@ -200,7 +200,7 @@ class KVCacheManager:
         """Return the most tokens, up to a limit, after which a donor's state exists, and its slot."""
         # While the donor runs, the step that reads its own slot may also write to it.
         kept = [(state.saved_at, state.saved)] if state.saved != NO_SLOT else []
-        kept += [(state.num_tokens, state.slot)] if has_ended else []
+        kept += [(state.num_tokens, state.read)] if has_ended else []
         return max((each for each in kept if each[0] <= max_tokens), default=(0, NO_SLOT))
 
     def _may_share(self, request: Request, donor: Request) -> bool:
@@ -348,15 +348,14 @@ class KVCacheManager:
         state = table.state
         if self.slots is None or state is None:
             return
-        kept = self.slots.settle_drafts(state, num_right)
         state.num_tokens = table.num_computed_tokens
-        end = (state.num_tokens - 1) // self.block_size * self.block_size
-        index = len(kept) - (state.num_tokens - end)
-        if index >= 0 and self.enable_prefix_caching and state.saved == NO_SLOT:
+        num_behind = state.num_tokens % self.block_size
+        is_saved = self.enable_prefix_caching and state.saved == NO_SLOT and num_behind <= num_right
+        if is_saved:
             self._forget_saved(request, self.slots, state)
-            self.register_state(request, kept[index], end)
-            state.saved_at = end
-        self.slots.give_up_drafted(state)
+            state.saved_at = state.num_tokens - num_behind
+            self.register_state(request, (*state.drafted, state.slot)[num_right - num_behind], state.saved_at)
+        self.slots.settle_drafts(state, num_right, is_snapshot=is_saved and not num_behind)
 
     def close_table(self, request: Request) -> None:
         """Release the request's blocks; registered ones can still be found."""

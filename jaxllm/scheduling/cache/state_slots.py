@@ -41,7 +41,7 @@ class RequestState:
     saved_at: int = 0
     drafted: tuple[int, ...] = ()
     """The slots that the request holds while a step with its drafts is in flight: with the states after the tokens of
-    the chunk, except the last."""
+    the chunk, except the last. Afterwards the snapshot that its next step reads, if that state is one."""
 
 
 class ChunkSlots(msgspec.Struct, frozen=True, gc=False):
@@ -98,6 +98,8 @@ class StateSlots:
         With `is_held` the request holds the snapshot until it gives it up; else others may find it at once.
         """
         read, state.read, state.num_tokens = state.read, state.slot, end
+        self._used += state.drafted
+        state.drafted = ()
         if save_at is None or self.pool.num_available <= reserve:
             return ChunkSlots(read, state.slot)
         [save] = self.pool.take(1)
@@ -116,27 +118,21 @@ class StateSlots:
         state.drafted = tuple(self.pool.take(num_drafts))
         return ChunkSlots(planned.read, planned.write, drafted=state.drafted)
 
-    def settle_drafts(self, state: RequestState, num_right: int) -> tuple[int, ...]:
-        """Let the request go on from the state after its last right draft; return the other slots, in order.
+    def settle_drafts(self, state: RequestState, num_right: int, *, is_snapshot: bool) -> None:
+        """Let the request go on from the state after its last right draft, and release the other slots.
 
-        The request still holds those before it, up to `give_up_drafted`.
+        With `is_snapshot` others may find that state too: the request's next step reads it and writes elsewhere.
         """
-        slots = (*state.drafted, state.slot)
-        state.slot = state.read = slots[num_right]
-        self.pool.release(slots[num_right + 1 :])
-        state.drafted = slots[:num_right]
-        return state.drafted
-
-    def give_up_drafted(self, state: RequestState) -> None:
-        """Release the slots that the request holds for drafts."""
-        self.pool.release(state.drafted)
-        state.drafted = ()
+        slots = [*state.drafted, state.slot]
+        state.read = slots.pop(num_right)
+        state.slot, state.drafted = (slots.pop(), (state.read,)) if is_snapshot else (state.read, ())
+        self.pool.release(slots)
 
     def close(self, state: RequestState) -> None:
         """Release the request's slots."""
         self.give_up_saved(state)
-        self.give_up_drafted(state)
-        self.pool.release([state.slot])
+        self.pool.release([state.slot, *state.drafted])
+        state.drafted = ()
 
     def give_up_saved(self, state: RequestState) -> None:
         """Release the snapshot that the request holds, if any; others may find it if it is registered."""
