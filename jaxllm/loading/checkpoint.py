@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 from pallas_kernels.weights import HALVES, WeightFormat
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Checkpoint(ABC):
     def tokenizer_digest(self) -> str | None:
         """Return a digest of all files that `tokenizer` reads; None if one cannot be read."""
 
-    def places(self, name: str) -> Sequence[FilePlace]:
+    def spans(self, name: str) -> Sequence[FileSpan]:
         """Return where the bytes of a fetched tensor are; () if that is not known."""
         del name
         return ()

@@ -13,7 +13,7 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stamp_of
 from jaxllm.loading.json_file import model_error, read_json
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.mistral.config import PARAMS_NAME, read_params
 from jaxllm.loading.mistral.tokenizer import TEKKEN_NAME, tekken_tokenizer
 from jaxllm.loading.sentence_transformers import METADATA_KEY, METADATA_NAME, read_files
@@ -70,9 +70,9 @@ class FolderCheckpoint(Checkpoint):
         tensor = file.read(own_name)
         return tensor if index is None else tensor[index]
 
-    def places(self, name: str) -> Sequence[FilePlace]:
+    def spans(self, name: str) -> Sequence[FileSpan]:
         file, own_name = self._files[name]
-        return (file.place(own_name),)
+        return (file.span(own_name),)
 
     def release(self, name: str) -> None:
         file, own_name = self._files[name]

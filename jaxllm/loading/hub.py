@@ -21,7 +21,7 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading import folder as local
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.mistral.config import PARAMS_NAME
 from jaxllm.loading.safetensors import DTYPES
 from jaxllm.loading.sentence_transformers import METADATA_NAME, SENTENCE_FILES, read_files
@@ -181,8 +181,8 @@ class HubCheckpoint(Checkpoint):
     def read(self, name: str, index: int | None = None) -> np.ndarray:
         return self._here().read(name, index)
 
-    def places(self, name: str) -> Sequence[FilePlace]:
-        return self._here().places(name)
+    def spans(self, name: str) -> Sequence[FileSpan]:
+        return self._here().spans(name)
 
     def release(self, name: str) -> None:
         self._here().release(name)

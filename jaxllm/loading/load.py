@@ -81,8 +81,8 @@ def load_params(
     total = sum(checkpoint.tensors[source].num_bytes for source in sources)
     with ExitStack() as stack:
         show = stack.enter_context(_progress_bar(total, shown=progress and sys.stderr.isatty()))
-        places = (place for source in _in_order(specs) for place in checkpoint.places(source))
-        note = stack.enter_context(read_ahead.running(places))
+        spans = (span for source in _in_order(specs) for span in checkpoint.spans(source))
+        note = stack.enter_context(read_ahead.running(spans))
 
         def advance(num_bytes: int) -> None:
             show(num_bytes)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 
-class FilePlace(NamedTuple):
+class FileSpan(NamedTuple):
     """Bytes of a file, from byte `start` on."""
 
     path: Path

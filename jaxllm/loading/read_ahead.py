@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 
 MOST_BYTES_AHEAD = 4 << 30
 """The most bytes that are read and not yet loaded; the system may drop any of them."""
@@ -28,12 +28,12 @@ class ReadAhead:
     block_bytes: int = 16 << 20
 
     @contextmanager
-    def running(self, places: Iterable[FilePlace]) -> Iterator[Callable[[int], object]]:
-        """Read the places, in order; yield the function to call with the number of bytes that were loaded.
+    def running(self, spans: Iterable[FileSpan]) -> Iterator[Callable[[int], object]]:
+        """Read the spans, in order; yield the function to call with the number of bytes that were loaded.
 
         An error of reading ends it quietly: the thread that loads meets it too.
         """
-        queue = _Blocks(places, self.block_bytes)
+        queue = _Blocks(spans, self.block_bytes)
         threads = [
             threading.Thread(target=_read, args=(queue, self.block_bytes), name="read-ahead", daemon=True)
             for _ in range(self.num_threads)
@@ -51,17 +51,17 @@ class ReadAhead:
 class _Blocks:
     """The blocks that are still to be read. All methods may be called by any thread."""
 
-    def __init__(self, places: Iterable[FilePlace], block_bytes: int) -> None:
+    def __init__(self, spans: Iterable[FileSpan], block_bytes: int) -> None:
         self._blocks = (
-            FilePlace(place.path, start, min(block_bytes, place.start + place.num_bytes - start))
-            for place in places
-            for start in range(place.start, place.start + place.num_bytes, block_bytes)
+            FileSpan(span.path, start, min(block_bytes, span.start + span.num_bytes - start))
+            for span in spans
+            for start in range(span.start, span.start + span.num_bytes, block_bytes)
         )
         self._changed = threading.Condition()
         self._num_ahead = 0
         self._is_stopped = False
 
-    def take(self) -> FilePlace | None:
+    def take(self) -> FileSpan | None:
         """Return the next block once few enough bytes are ahead; None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_stopped or self._num_ahead < MOST_BYTES_AHEAD)

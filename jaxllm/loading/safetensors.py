@@ -14,7 +14,7 @@ import ml_dtypes
 import msgspec
 import numpy as np
 
-from jaxllm.loading.mapped_file import FilePlace, MappedFile
+from jaxllm.loading.mapped_file import FileSpan, MappedFile
 
 _MAX_HEADER_BYTES = 100_000_000
 """The largest header, in bytes; the same limit as in the format's own reader."""
@@ -136,12 +136,12 @@ class SafetensorsFile:
         entry = self.entries[name]
         return self._file.view(self._data_start + entry.start, entry.num_bytes).view(entry.dtype).reshape(entry.shape)
 
-    def place(self, name: str) -> FilePlace:
+    def span(self, name: str) -> FileSpan:
         """Return where the tensor's bytes are."""
         entry = self.entries[name]
-        return FilePlace(self._file.path, self._data_start + entry.start, entry.num_bytes)
+        return FileSpan(self._file.path, self._data_start + entry.start, entry.num_bytes)
 
     def release(self, name: str) -> None:
         """Release the tensor's pages."""
-        place = self.place(name)
-        self._file.drop(place.start, place.num_bytes)
+        span = self.span(name)
+        self._file.drop(span.start, span.num_bytes)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
 from jaxllm.loading.json_file import model_error
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.weight_files import rank_prefix
 
 if TYPE_CHECKING:
@@ -101,8 +101,8 @@ class ShardedCheckpoint(Checkpoint):
         tensor = tensor[: self.tensors[name].shape[0]]  # without the rows that pad a vocabulary
         return tensor if index is None else tensor[index]
 
-    def places(self, name: str) -> Sequence[FilePlace]:
-        return [place for stored in self._stored(name) for place in self._inner.places(stored)]
+    def spans(self, name: str) -> Sequence[FileSpan]:
+        return [span for stored in self._stored(name) for span in self._inner.spans(stored)]
 
     def release(self, name: str) -> None:
         for stored in self._stored(name):

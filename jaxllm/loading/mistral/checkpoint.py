@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
 from jaxllm.loading.json_file import model_error
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.mistral.config import sees
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ class MistralCheckpoint(Checkpoint):
             tensor = _halves_first(tensor, self._num_heads(name), name, self.source)
         return tensor if index is None else tensor[index]
 
-    def places(self, name: str) -> Sequence[FilePlace]:
-        return self._inner.places(self._names[name])
+    def spans(self, name: str) -> Sequence[FileSpan]:
+        return self._inner.spans(self._names[name])
 
     def release(self, name: str) -> None:
         self._inner.release(self._names[name])

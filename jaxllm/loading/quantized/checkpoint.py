@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stated_dtype
 from jaxllm.loading.json_file import model_error
-from jaxllm.loading.mapped_file import FilePlace
+from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.names import FLOAT_DTYPES
 from jaxllm.loading.quantized.matrix import Matrix, StoredTensors
 from jaxllm.loading.quantized.methods import read_scheme
@@ -102,8 +102,8 @@ class QuantizedCheckpoint(Checkpoint):
         with self._named(matrix):
             return matrix.layout.order(self._stored(matrix))
 
-    def places(self, name: str) -> Sequence[FilePlace]:
-        return [place for stored in self._stored_names(name) for place in self._inner.places(stored)]
+    def spans(self, name: str) -> Sequence[FileSpan]:
+        return [span for stored in self._stored_names(name) for span in self._inner.spans(stored)]
 
     def release(self, name: str) -> None:
         for stored in self._stored_names(name):

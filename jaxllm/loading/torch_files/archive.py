@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxllm.loading.mapped_file import FilePlace, MappedFile
+from jaxllm.loading.mapped_file import FileSpan, MappedFile
 from jaxllm.loading.torch_files.state_dict import StoredTensor, read_state_dict
 from jaxllm.params.checks import shown
 
@@ -48,14 +48,14 @@ class TorchFile:
         view = np.ndarray(tensor.shape, tensor.dtype, stored.data, size * tensor.offset, strides)
         return np.ascontiguousarray(view).reshape(tensor.shape)
 
-    def place(self, name: str) -> FilePlace:
+    def span(self, name: str) -> FileSpan:
         """Return where the bytes of the tensor's storage are."""
-        return self._place(_STORAGE + self.entries[name].storage)
+        return self._span(_STORAGE + self.entries[name].storage)
 
     def release(self, name: str) -> None:
         """Release the pages of the tensor's storage."""
-        place = self.place(name)
-        self._file.drop(place.start, place.num_bytes)
+        span = self.span(name)
+        self._file.drop(span.start, span.num_bytes)
 
     def _storage_size(self, key: str) -> int | None:
         entry = self._archive.get(_STORAGE + key)
@@ -63,10 +63,10 @@ class TorchFile:
 
     def _entry(self, name: str) -> np.ndarray:
         """Return the bytes of one entry of the zip file. Raises ValueError if it is compressed or not in the file."""
-        place = self._place(name)
-        return self._file.view(place.start, place.num_bytes)
+        span = self._span(name)
+        return self._file.view(span.start, span.num_bytes)
 
-    def _place(self, name: str) -> FilePlace:
+    def _span(self, name: str) -> FileSpan:
         entry = self._archive[name]
         if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & 1 or entry.compress_size != entry.file_size:
             raise ValueError(f"its entry {shown(name)} is compressed or encrypted; {_WAY_OUT}")
@@ -74,7 +74,7 @@ class TorchFile:
         if not header.startswith(_LOCAL_MARK):
             raise ValueError(f"its entry {shown(name)} is not where the zip file's directory says: corrupt")
         sizes = int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:30], "little")
-        return FilePlace(self._file.path, entry.header_offset + _LOCAL_HEADER + sizes, entry.file_size)
+        return FileSpan(self._file.path, entry.header_offset + _LOCAL_HEADER + sizes, entry.file_size)
 
 
 def _read_directory(path: Path) -> dict[str, zipfile.ZipInfo]:
