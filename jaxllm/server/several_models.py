@@ -68,8 +68,13 @@ def _entry(settings: ModelSettings, state: AppState, forks: ForkServer) -> Model
 async def _make(
     settings: ModelSettings, state: AppState, entry: ModelEntry[ServedModel], engine: AsyncLLM
 ) -> ServedModel:
-    """Make what answers a model's requests by way of its engine, with the adapters that it has had before."""
+    """Make what answers a model's requests by way of its engine, with the adapters and counts that it has had
+    before.
+    """
     before = entry.record
+    if before is not None:
+        before.engine.get_metrics()  # takes in the last number of compiled programs
+        engine.front.metrics.go_on_from(before.engine.front.metrics)
     record = await ServedModel.make(
         engine,
         engine.vllm_config,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from jaxllm.engine.front.metrics import PREFIX, Counter, EngineMetrics, Gauge, Metric, cache_config_info
 from jaxllm.engine.front.stats_log import StatsLogger
@@ -24,7 +24,7 @@ class FrontMetrics:
         self._loggers: list[StatsLogger] = []
         self._is_logging = not ready.vllm_config.observability_config.disable_log_stats
         bounds = ("max_num_queued_reqs", "max_num_queued_tokens", "max_ttft_ms")
-        self.rejections: Mapping[str, int] = dict.fromkeys(bounds, 0)
+        self.rejections: dict[str, int] = dict.fromkeys(bounds, 0)
         """The number of requests that each queue bound has refused."""
         self.media_counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
         """Return how often processed images and videos were looked up, and found."""
@@ -50,6 +50,15 @@ class FrontMetrics:
         """Go on counting with cores that begin at nothing, after a sleep that has ended those before."""
         for metrics in self._engines:
             metrics.on_new_core(self._ready.stats)
+
+    def go_on_from(self, before: FrontMetrics) -> None:
+        """Go on counting after the metrics of an engine of the same model, which has ended."""
+        past, present = before.media_counts(), self.media_counts
+        self.media_counts = lambda: (past[0] + present()[0], past[1] + present()[1])
+        for reason, count in before.rejections.items():
+            self.rejections[reason] += count
+        self._engines, self._loggers = before._engines, before._loggers
+        self.on_new_cores()
 
     def snapshot(self) -> list[Metric]:
         """Return the present values of all metrics."""

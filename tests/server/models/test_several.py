@@ -132,6 +132,11 @@ def test_metrics_have_the_models_names(server: Served) -> None:
     before = metric(server, 'vllm:generation_tokens_total{engine="0",model_name="a"}')
     assert ask(server, "a").status == 200
     assert metric(server, 'vllm:generation_tokens_total{engine="0",model_name="a"}') == before + 3
+    assert ask(server, "b").status == 200
+    assert ask(server, "a").status == 200  # a counter goes on after another load
+    assert metric(server, 'vllm:generation_tokens_total{engine="0",model_name="a"}') == before + 6
+    prompts = 'vllm:time_to_first_token_seconds_count{engine="0",model_name="a"}'
+    assert metric(server, prompts) >= 3
     assert metric(server, 'vllm:model_state{model_name="a",state="ready"}') == 1
     assert metric(server, 'vllm:model_state{model_name="b",state="ready"}') == 0
     assert metric(server, 'vllm:model_loads_total{model_name="a"}') >= 1
