@@ -33,6 +33,25 @@ def resolve_speculation(args: EngineArguments, resolved: Resolved, platform: str
     return config.settings(_FREE_ROWS[platform])
 
 
+_SHARED_ARGUMENTS = (
+    "cudagraph_capture_sizes",
+    "attention_config",
+    "linear_backend",
+    "batch_invariant",
+    "enforce_eager",
+    "seed",
+    "hf_token",
+    "download_dir",
+    "gpu_memory_utilization",
+    "use_tqdm_on_load",
+    "safetensors_load_strategy",
+    "safetensors_prefetch_num_threads",
+    "safetensors_prefetch_block_size",
+    "model_loader_extra_config",
+)
+"""The arguments that a draft model has from the engine's model."""
+
+
 def draft_arguments(config: EngineConfig) -> EngineArguments | None:
     """Return the arguments of the draft model of an otherwise settled engine; None if it has none."""
     args, speculative = config.args, config.args.speculation()
@@ -68,21 +87,8 @@ def draft_arguments(config: EngineConfig) -> EngineArguments | None:
             block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
-            cudagraph_capture_sizes=args.cudagraph_capture_sizes,
-            attention_config=args.attention_config,
-            linear_backend=args.linear_backend,
-            batch_invariant=args.batch_invariant,
-            enforce_eager=args.enforce_eager,
-            seed=args.seed,
-            hf_token=args.hf_token,
-            download_dir=args.download_dir,
             load_format="dummy" if args.load_format == "dummy" else "auto",
-            gpu_memory_utilization=args.gpu_memory_utilization,
-            use_tqdm_on_load=args.use_tqdm_on_load,
-            safetensors_load_strategy=args.safetensors_load_strategy,
-            safetensors_prefetch_num_threads=args.safetensors_prefetch_num_threads,
-            safetensors_prefetch_block_size=args.safetensors_prefetch_block_size,
-            model_loader_extra_config=args.model_loader_extra_config,
+            **{name: getattr(args, name) for name in _SHARED_ARGUMENTS},
         )
     except VLLMValidationError as error:
         raise refused_draft(model, error) from error

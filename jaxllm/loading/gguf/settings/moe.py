@@ -49,8 +49,7 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
             }
         case "granitemoe":
             shared = numbers.whole("expert_shared_feed_forward_length", 0)
-            bias = has_biases(file.tensors, ATTENTION)
-            family = {"shared_intermediate_size": shared, "attention_bias": bias}
+            family = {"shared_intermediate_size": shared, "attention_bias": has_biases(file.tensors, ATTENTION)}
             return _counts(numbers, "num_local_experts") | granite_factors(numbers) | family
         case "hunyuan-moe":
             width = numbers.count("expert_feed_forward_length")
@@ -63,22 +62,26 @@ def expert_config(file: GGUFFile, arch: str, numbers: Numbers, config: Mapping[s
                 "num_shared_expert": numbers.count("expert_shared_count", 1),
             }
         case "ernie4_5-moe":
-            return {
-                "use_bias": has_biases(file.tensors, (*ATTENTION, *MLP)),
-                "moe_num_experts": numbers.count("expert_count"),
-                "moe_k": numbers.count("expert_used_count"),
-                "moe_intermediate_size": numbers.count("expert_feed_forward_length"),
-                "moe_num_shared_experts": numbers.whole("expert_shared_count", 0),
-                "moe_layer_start_index": numbers.whole("leading_dense_block_count", 0),
-                "moe_layer_interval": numbers.count("interleave_moe_layer_step", 1),
-                "moe_layer_end_index": -1,
-            }
+            return _ernie_config(file, numbers)
         case _:
             return {}
 
 
 def _counts(numbers: Numbers, key: str) -> dict[str, Any]:
     return {key: numbers.count("expert_count"), "num_experts_per_tok": numbers.count("expert_used_count")}
+
+
+def _ernie_config(file: GGUFFile, numbers: Numbers) -> dict[str, Any]:
+    return {
+        "use_bias": has_biases(file.tensors, (*ATTENTION, *MLP)),
+        "moe_num_experts": numbers.count("expert_count"),
+        "moe_k": numbers.count("expert_used_count"),
+        "moe_intermediate_size": numbers.count("expert_feed_forward_length"),
+        "moe_num_shared_experts": numbers.whole("expert_shared_count", 0),
+        "moe_layer_start_index": numbers.whole("leading_dense_block_count", 0),
+        "moe_layer_interval": numbers.count("interleave_moe_layer_step", 1),
+        "moe_layer_end_index": -1,
+    }
 
 
 def _qwen_config(file: GGUFFile, numbers: Numbers, config: Mapping[str, Any]) -> dict[str, Any]:
