@@ -22,8 +22,8 @@ from jaxllm.scheduling.draft_steps import DraftPlan
 from jaxllm.scheduling.plan import Chunk, StepPlan
 from jaxllm.speculation.drafter import DraftModelLimits
 from tests.scheduling.simulation import VOCAB_SIZE, Simulation, extend_digest, first_digest, make_config, make_request
-from tests.scheduling.test_simulation import TINY, workload
-from tests.scheduling.test_speculation import WITHOUT_STATES, counted
+from tests.scheduling.test_simulation import CHANGES, TINY, workload
+from tests.scheduling.test_speculation import counted
 
 pytestmark = pytest.mark.scheduling
 
@@ -144,7 +144,7 @@ def has_whole_group(changes: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 @pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("changes", WITHOUT_STATES.values(), ids=WITHOUT_STATES)
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_tokens_equal_the_sequential_result(changes: dict[str, Any], caching: bool, overlap: int, shift: int):
     if not has_whole_group(changes):
         pytest.skip("no group keeps all its blocks")
