@@ -13,6 +13,7 @@ from jaxllm.execution.kept_rows import RowSettings, to_int32
 from jaxllm.execution.packing import (
     BufferPool,
     CrossShape,
+    DraftPlaces,
     PackedInputs,
     Placement,
     Sequences,
@@ -83,9 +84,7 @@ def build(
     for states in inputs.states:
         _fill_states(states, inputs.sequences, plan.chunks, ends)
     for drafted in inputs.drafted:
-        for first, chunk in zip(inputs.sequences.query_starts_s, plan.chunks, strict=False):
-            slots = chunk.state_slots.drafted
-            drafted.row_slots_t[first : first + len(slots)] = slots
+        _fill_drafted(drafted, inputs.sequences, plan.chunks)
     fill_rows(inputs, plan, settings, ends)
     fill_transcripts(inputs, plan, shape.first_timestamp)
     specs = rare_specs(shape.bucket.num_seqs, vocab_size, shape.max_drafts)
@@ -233,6 +232,12 @@ def _fill_states(states: StatePlaces, sequences: Sequences, chunks: Sequence[Chu
     states.save_slots_s[:num_seqs] = [slots.save for slots in of_chunks]
     saved = np.array([slots.save_at for slots in of_chunks]) - ends  # from the chunk's end on
     states.save_ends_s[:num_seqs] = np.asarray(sequences.query_ends_s)[:num_seqs] + saved
+
+
+def _fill_drafted(drafted: DraftPlaces, sequences: Sequences, chunks: Sequence[Chunk]) -> None:
+    for first, chunk in zip(sequences.query_starts_s, chunks, strict=False):
+        slots = chunk.state_slots.drafted
+        drafted.row_slots_t[first : first + len(slots)] = slots
 
 
 def _join(arrays: Sequence[array[int]]) -> np.ndarray:

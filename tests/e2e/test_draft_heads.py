@@ -21,7 +21,7 @@ from tests.e2e.tiny_engine import Job, RecordingScheduler, bits, run_together, t
 from tests.models.heads import CASES, HEADS, model_folder, read_goldens
 from tests.models.tiny import folder
 
-pytestmark = [pytest.mark.usefixtures("quick_compile"), pytest.mark.families]
+pytestmark = [pytest.mark.usefixtures("quick_compile", "estimated_costs"), pytest.mark.families]
 
 FULL = ("eagle3", "mtp_deepseek_v3")
 """The cases in which whole workloads are run."""

@@ -15,7 +15,7 @@ from jaxllm.logits_processors import AdapterLogitsProcessor, BatchUpdate, Logits
 from tests.e2e.test_speculation import Oracle
 from tests.e2e.tiny_engine import CASE, Job, RecordingScheduler, run_together, tiny_llm
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile", "estimated_costs")]
 
 Engine = tuple[LLM, RecordingScheduler]
 PROMPTS = [[9, 8, 7, 6, 5], [30], list(range(20, 43)), [3, 4, 5] * 6, [50, 51], [11] * 9]

@@ -28,7 +28,7 @@ from tests.e2e.tiny_engine import Job, RecordingScheduler, run_together, tiny_ll
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.models.tiny import folder
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile", "estimated_costs")]
 
 CASE = "gemma3"
 MOST = 4

@@ -16,7 +16,7 @@ from tests.e2e.test_speculation import ALL, MOST, SETTINGS, Engine, Oracle, acce
 from tests.e2e.tiny_engine import Job, run_together, tiny_llm
 from tests.e2e.tiny_tokenizer import save_tokenizer
 
-pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile")]
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("quick_compile", "estimated_costs")]
 
 CASES = ("qwen3_next", "nemotron_h", "lfm2")
 """The delta rule beside attention, Mamba-2 beside attention and experts, and short convolutions."""
