@@ -75,6 +75,7 @@ def tpu_segment_attention(
         block_size=rows,
         scale=scale,
         soft_cap=None,
+        has_pairs=False,
         has_sinks=False,
         has_row_ends=False,
         has_chosen=False,
@@ -147,7 +148,7 @@ def _attend(
     is_seen = number < bounds.stops_i[tile]
 
     def attend(keep_rt: Array | None) -> None:
-        softmax.attend(state, [softmax.Operands(q_rc[...], kv_tc[...])], keep_rt, options)
+        softmax.attend(state, [softmax.Operands(q_rc[...], (kv_tc[...],), keep_rt)], options)
 
     @pl.when(is_seen & ~is_partial)
     def _() -> None:

@@ -227,6 +227,8 @@ def test_real_drafters_and_a_processor(method: str) -> None:
     with tiny_llm("llama3_tied", **arguments) as (llm, _):
         expected = run_together(llm, jobs)
     with tiny_llm("llama3_tied", **arguments, speculative_config={"method": method}) as (llm, scheduler):
+        assert scheduler._speculation is not None
+        scheduler._speculation._settings = replace(scheduler._speculation._settings, num_free_rows=1e6)
         assert differing(expected, run_together(llm, jobs)) == []
         assert accepted(scheduler)[1] > 50
         metrics = {metric.name: metric for metric in llm.get_metrics()}
