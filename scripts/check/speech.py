@@ -182,7 +182,7 @@ def _words(
             num_equal += 1
             num_words += len(ours)
             pairs = [(ours[i][1] - theirs[i][1], ours[i][2] - theirs[i][2]) for i in range(len(ours))]
-            gap = max(gap, float(np.abs(pairs).max(initial=0.0)))
+            gap = max(gap, float(np.abs(np.array(pairs)).max(initial=0.0)))
     return {
         "words: equal": num_equal,
         "words: number": num_words,

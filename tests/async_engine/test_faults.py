@@ -81,7 +81,7 @@ def test_r1_requests_that_come_before_the_death_is_noticed(tokenizer: str) -> No
     async def run() -> None:
         await read(llm, "before", greedy())
         handle._process.kill()
-        handle._process.wait()  # the loop has had no turn to hear of it
+        handle._process.wait(END_SECONDS)  # the loop has had no turn to hear of it
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await asyncio.wait_for(read(llm, "after", greedy(max_tokens=LONG)), END_SECONDS)
 
