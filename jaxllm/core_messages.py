@@ -9,6 +9,7 @@ import msgspec
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.lora.request import LoRARequest
+from jaxllm.params.hidden_states import Positions
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.steering.request import Steered
@@ -138,6 +139,8 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What an encoder-decoder's decoder attends to; None in other models."""
     steered: Steered | None = None
     """The steering vector that is added to its tokens' residual stream; None for none."""
+    hidden_states: Positions | None = None
+    """The positions of its prompt whose hidden states are returned; None for none."""
     keeps_blocks: bool = False
     """True if the blocks stay for forks after the request has ended, until `release` or until blocks run short."""
 
@@ -163,6 +166,7 @@ def split(request: EngineCoreRequest) -> list[EngineCoreRequest]:
             sampling_params=params,
             seed=(request.seed + index) & SEED_MASK,
             fork_of=request.request_id,
+            hidden_states=None,
         )
         for index in range(1, len(ids))
     ]
@@ -213,6 +217,16 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     positions: list[TokenLogprobs]
 
 
+class HiddenStates(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The outputs of some layers for some prompt tokens that follow one another."""
+
+    start: int
+    """The position of the first one in the prompt."""
+    num_tokens: int
+    data: bytes
+    """float32 [tokens, layers, d]."""
+
+
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True):
     """One task's part of the outputs of tokens, in a model whose tasks have heads of their own."""
 
@@ -247,6 +261,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, array_like=Tru
     """
     new_logprobs: list[TokenLogprobs] | None = None
     new_prompt_logprobs: PromptLogprobs | None = None
+    """A preempted request reports positions again."""
+    new_hidden_states: HiddenStates | None = None
     """A preempted request reports positions again."""
     pooled: Pooled | None = None
     """The whole output of a request that was pooled."""

@@ -121,6 +121,8 @@ class RequestOutput(metaclass=_TakesLaterFields):
     """The runs of prompt tokens that stand for images and videos, by modality; None if there are none."""
     prompt_token_id_logprobs: np.ndarray | None = dataclasses.field(default=None, compare=False)
     """The values at prompt_logprob_token_ids, as float32 of the same shape; -inf where a row has -1."""
+    prompt_hidden_states: np.ndarray | None = dataclasses.field(default=None, compare=False)
+    """In the last output the hidden states that extra_args["hidden_states"] asks for, float32 [layers, tokens, d]."""
 
     def add(self, next_output: RequestOutput, aggregate: bool) -> None:
         """Merge a later output of the same request: append its deltas if `aggregate`, else let it replace this one."""
@@ -131,6 +133,8 @@ class RequestOutput(metaclass=_TakesLaterFields):
             self.num_cache_creation_tokens = next_output.num_cache_creation_tokens
         if next_output.prompt_token_id_logprobs is not None:
             self.prompt_token_id_logprobs = next_output.prompt_token_id_logprobs
+        if next_output.prompt_hidden_states is not None:
+            self.prompt_hidden_states = next_output.prompt_hidden_states
         # Deltas have those of the prompt once, in full, and are empty otherwise.
         if next_output.prompt_logprobs or not self.prompt_logprobs:
             self.prompt_logprobs = next_output.prompt_logprobs

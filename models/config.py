@@ -435,7 +435,7 @@ class LayerSpec:
 
 
 class FeatureSpec(NamedTuple):
-    """The features that a draft head reads of each token."""
+    """The features that a draft head reads of each token, or that requests may have returned."""
 
     layers: tuple[int, ...]
     """Numbers of layers: the features are the residual streams that go into them, side by side in this order. The
@@ -443,6 +443,8 @@ class FeatureSpec(NamedTuple):
     all layers stands for the stream after the last one. Empty for the hidden state after the final norm."""
     size: int
     """The size of a token's features."""
+    is_returned: bool = False
+    """True if no head reads them: steps return them, for requests that ask for hidden states."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ class _Forward(NamedTuple):
 
 
 class Model:
-    """The functions of one model; it holds no arrays. `features` are those that a draft head reads.
+    """The functions of one model; it holds no arrays. `features` are what a draft head reads, or steps return.
 
     `towers` encode images, videos and sounds, by the part of the parameters that holds theirs, and `encoder` the clips
     of an encoder-decoder.
@@ -90,6 +90,11 @@ class Model:
         hears = modality == "audio"
         towers = self.towers.items()
         return next(((part, tower) for part, tower in towers if (tower.settings.sound is not None) == hears), None)
+
+    @property
+    def returns_features(self) -> bool:
+        """Return whether steps return features."""
+        return self.features is not None and self.features.is_returned
 
     @property
     def encoders(self) -> list[Tower | ClipEncoder]:

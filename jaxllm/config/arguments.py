@@ -296,6 +296,9 @@ class EngineArguments(UnsupportedArguments):
         None, Integer(1, INT32_MAX, optional=True), _LORA, "adapters kept on the host; default: max_loras"
     )
     lora_dtype: str = argument("auto", Choice(("auto",)), _LORA, "adapters have the weights' dtype")
+    hidden_states_layers: list[int] | None = argument(
+        None, Sizes(9999, -9999), _MODEL, "layers whose outputs requests may have returned, from 0; -1 is the last"
+    )
     steering: str | None = argument(
         None, Text(), _MODEL, "safetensors file of vectors that requests may have added to the residual stream"
     )

@@ -249,15 +249,16 @@ class JsonNames:
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The value is a list of integers in [1, high]; an empty one counts as None."""
+    """The value is a list of integers in [low, high]; an empty one counts as None."""
 
     high: int
+    low: int = 1
 
     def check(self, name: str, value: Any) -> list[int] | None:
         if value is None:
             return None
         sizes = enumerate(_check_list(name, value, _MAX_SIZES))
-        return [check_int(f"{name}[{i}]", size, 1, self.high, parameter=name) for i, size in sizes] or None
+        return [check_int(f"{name}[{i}]", size, self.low, self.high, parameter=name) for i, size in sizes] or None
 
     def flag(self) -> dict[str, Any]:
         return {"type": int, "nargs": "+", "metavar": "N"}

@@ -347,7 +347,7 @@ class StepCompiler:
         if isinstance(key, PoolShape):
             inputs = (self.params_spec, pools, *buffers)
             return _Signature(self._pooled_step(key), (1,), inputs, (pool_shardings, everywhere))
-        reads = self.config.reads
+        reads, logprobs = self.config.reads, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None
         inputs = (
             self.params_spec,
             DeviceState(pools, counts if key.is_full else None, self._hidden_spec()),
@@ -358,7 +358,7 @@ class StepCompiler:
         )
         outputs = (
             DeviceState(pool_shardings, everywhere if key.is_full else None, everywhere if self._is_head else None),
-            StepOutput(everywhere, fill_logprobs(everywhere, key.num_logprobs) if key.is_full else None),
+            StepOutput(everywhere, logprobs, everywhere if self.model.returns_features else None),
         )
         return _Signature(self._step(key), (1,), inputs, outputs)
 

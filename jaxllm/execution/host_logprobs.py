@@ -1,4 +1,7 @@
-"""Convert a step's log-probabilities to plain Python values, one `TokenLogprobs` per row that asked for them."""
+"""Convert a step's log-probabilities to plain Python values, one `TokenLogprobs` per row that asked for them.
+
+And its hidden states, as `HiddenStates` of each chunk that asked for them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jax import Array
 
-from jaxllm.core_messages import TokenLogprobs
+from jaxllm.core_messages import HiddenStates, TokenLogprobs
+from jaxllm.execution.batch import first_rows
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.scheduling.plan import Chunk, StepPlan
 
@@ -107,3 +112,24 @@ def _top(wishes: Sequence[_Wish | None], logprobs: Logprobs) -> tuple[np.ndarray
             ids = np.argsort(-all_sv[row], kind="stable")[:columns]
             top_ids[row], top[row] = ids, all_sv[row, ids]
     return top_ids, top
+
+
+def read_hidden_states(plan: StepPlan, features_tf: Array, row_alignment: int) -> dict[int, HiddenStates]:
+    """Return the hidden states that chunks asked for, by their indices; nothing is fetched if none did."""
+    first, asked = len(plan.decodes.starts), dict[int, tuple[int, int]]()
+    for index, chunk in enumerate(plan.others, start=first):  # the other rows are of outputs
+        end = min(chunk.start + len(chunk.token_ids), chunk.owner.num_prompt_tokens)
+        start = max(chunk.start, end if chunk.owner.hidden_states is None else 0)
+        if chunk.owner.hidden_states == "last":
+            start = max(start, chunk.owner.num_prompt_tokens - 1)
+        if start < end:
+            asked[index] = start, end
+    if not asked:
+        return {}
+    lengths = np.array([1] * first + [len(chunk.token_ids) for chunk in plan.others])
+    starts, array_tf = first_rows(lengths, row_alignment), np.asarray(features_tf)
+    states = {}
+    for index, (start, end) in asked.items():
+        row = int(starts[index]) + start - plan.others[index - first].start
+        states[index] = HiddenStates(start, end - start, array_tf[row : row + end - start].astype(np.float32).tobytes())
+    return states

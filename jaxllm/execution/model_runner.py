@@ -18,7 +18,7 @@ from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
 from jaxllm.execution.encoders.alignment import align_inputs
 from jaxllm.execution.encoders.clips import check_clip, clip_inputs
 from jaxllm.execution.encoders.patches import check_item, check_rows, encoder_inputs, written_inputs
-from jaxllm.execution.host_logprobs import read_logprobs
+from jaxllm.execution.host_logprobs import read_hidden_states, read_logprobs
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kept_rows import KeptRows, RowSettings
 from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, Launch, Launcher, StepLaunch
@@ -44,9 +44,10 @@ class RunningStep:
         output: StepOutput,
         host_processors: HostProcessors | None = None,
         ended: Callable[[], None] = lambda: None,
+        row_alignment: int = 1,
     ) -> None:
         """Fetch the output in the background; call `ended` when it is there."""
-        self.plan, self._ended = plan, ended
+        self.plan, self._ended, self._row_alignment = plan, ended, row_alignment
         self._host_processors = host_processors
         self._output = output
         arrays = output.logprobs
@@ -74,7 +75,10 @@ class RunningStep:
         scores = [None] * num_chunks, [[]] * num_chunks
         if self._output.logprobs is not None:
             scores = read_logprobs(self.plan, rows, self._output.logprobs)
-        return StepResult(rows[:num_chunks], *scores, before_drafts=drafts)
+        states, features_tf = {}, self._output.features_tf
+        if features_tf is not None:
+            states = read_hidden_states(self.plan, features_tf, self._row_alignment)
+        return StepResult(rows[:num_chunks], *scores, before_drafts=drafts, hidden_states=states)
 
 
 class _RunningPool:
@@ -235,7 +239,8 @@ class ModelRunner:
             host.before_step(plan)
         output = self._launch(self._step(plan, inputs, shape, list(inputs.rare) if shape.is_full else None))
         assert isinstance(output, StepOutput)
-        return RunningStep(plan, output, host, partial(self._buffers.end, inputs.buffers))
+        ended = partial(self._buffers.end, inputs.buffers)
+        return RunningStep(plan, output, host, ended, self.compiler.config.row_alignment)
 
     def _inputs(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> tuple[StepShape, StepInputs]:
         """Return the program of a step that samples, and its inputs."""

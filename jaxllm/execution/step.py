@@ -47,6 +47,8 @@ class StepOutput(NamedTuple):
     tokens_s: Array
     """The tokens have as many rows as the largest bucket, so that the next step can read them in any bucket."""
     logprobs: Logprobs | None
+    features_tf: Array | None = None
+    """The tokens' features, in an engine whose requests may ask for hidden states."""
 
 
 class StepShape(NamedTuple):
@@ -106,12 +108,13 @@ def run_step(
     arguments = caches.arguments(inputs, decodes_only=shape.decodes_only)
     out = model.forward(params, caches.of_layers(state.pools), tokens, **arguments, **_beside(params, inputs))
     pools = caches.with_features(out.pools, state.pools, out.features_tf, inputs)
+    returned = out.features_tf if model.returns_features else None
     num_rows = inputs.logit_rows.num_rows
     rows = (out.hidden_td[inputs.logit_rows.logit_tokens_s], inputs.sampling, _transcripts(inputs, tokens))
     if rare is None:
         draw = partial(draw_tokens, params=params, statics=statics, truncates=shape.sampling is Sampling.TRUNCATED)
         tokens_s = map_rows(draw, rows, num_rows=num_rows, tile=statics.logits_tile, few_rows=few_rows)
-        return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None)
+        return DeviceState(pools, None), StepOutput(pad_rows(tokens_s, shape.max_rows), None, returned)
 
     def sample_rows(logits_rv: Array, batch: SamplingBatch, heard: Any, *settings: Any) -> tuple[Array, Logprobs]:
         return sample_full(
@@ -136,7 +139,7 @@ def run_step(
     )
     counted = (inputs.rules.count_rows_s, tokens_s, rare.drafts_sd, rare.draft_rows_sd)
     counts_cv = add_tokens(state.counts_cv, *counted)
-    return DeviceState(pools, counts_cv), StepOutput(pad_rows(tokens_s, shape.max_rows), logprobs)
+    return DeviceState(pools, counts_cv), StepOutput(pad_rows(tokens_s, shape.max_rows), logprobs, returned)
 
 
 def draw_tokens(

@@ -102,6 +102,8 @@ class EngineConfig:
     reads: FeatureGroup | None = None
     """The features of the other model that this one reads, if this is a draft head; None for other models."""
     max_cpu_loras: int
+    hidden_layers: tuple[int, ...] = ()
+    """The layers whose outputs requests may have returned, counted from 0."""
     steering: SteeringVectors | None = None
     """The vectors that requests may name; None if there are none."""
     generation_config: Mapping[str, Any]

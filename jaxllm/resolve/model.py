@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.loading.load import check_names
+from jaxllm.models.config import FeatureSpec
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec
 from jaxllm.models.specs import ModelSpecs
@@ -73,6 +74,9 @@ def _lent_to(
 def _make_model(config: EngineConfig, specs: ModelSpecs) -> Model:
     ops, head = config.ops, None if config.draft is None else config.draft.model_config.draft_head
     features = None if head is None else head.features
+    if config.hidden_layers:
+        taps = tuple(layer + 1 for layer in config.hidden_layers)  # a layer's output goes into the next one
+        features = FeatureSpec(taps, len(taps) * config.model_config.hidden_size, is_returned=True)
     return Model(
         specs,
         ops=ops.layers,

@@ -12,6 +12,7 @@ from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.environment import default_cache_dir, limit_cpu, reserve_gpu_memory
 from jaxllm.config.groups import OTHER_GRAMMARS, StructuredOutputsConfig
 from jaxllm.config.plugins import load_plugins
+from jaxllm.config.speculative import HEADS
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve import checkpoint_settings as settings
 from jaxllm.resolve.encoder_decoders import check_encoder_decoder
@@ -67,7 +68,7 @@ def resolve(
     config = _settle(args, devices, checkpoint, disproved, usage_context, is_draft=False)
     refuse_head(config)
     check_prompt_embeds(config)
-    config = _with_vectors(config)
+    config = _with_hidden_layers(_with_vectors(config))
     draft_args = draft_arguments(config)
     check_offloading(args, caches_prefixes=config.enable_prefix_caching, has_draft=draft_args is not None)
     return config if draft_args is None else with_draft(config, _settle_draft(config, draft_args, disproved))
@@ -141,6 +142,26 @@ def _with_vectors(config: EngineConfig) -> EngineConfig:
         raise VLLMValidationError(message, parameter="steering", value=path)
     vectors = read_vectors(path, len(config.model_config.layers), config.model_config.hidden_size)
     return dataclasses.replace(config, steering=vectors)
+
+
+def _with_hidden_layers(config: EngineConfig) -> EngineConfig:
+    """Return the settled engine with the layers that requests may have returned. Raises VLLMValidationError."""
+    name, layers, speculative = "hidden_states_layers", config.args.hidden_states_layers, config.args.speculation()
+    num_layers, reason = len(config.model_config.layers), None
+    if layers is None:
+        return config
+    if config.runner_type != "generate" or config.model_config.encoder is not None:
+        reason = f"is for decoders that generate, which {config.model_config.architecture} does not do here"
+    elif speculative is not None and speculative.drafter in HEADS:
+        reason = "does not go with a draft head, which reads hidden states itself: use another method of guessing"
+    elif any(not -num_layers <= layer < num_layers for layer in layers):
+        reason = f"must have layers from {-num_layers} to {num_layers - 1}"
+    counted = tuple(layer % num_layers for layer in layers)
+    if reason is None and len(set(counted)) < len(counted):
+        reason = "names a layer twice"
+    if reason is not None:
+        raise VLLMValidationError(f"{name}={layers} {reason}.", parameter=name, value=layers)
+    return dataclasses.replace(config, hidden_layers=counted)
 
 
 def _settle_draft(config: EngineConfig, args: EngineArguments, disproved: _Reasons) -> EngineConfig:

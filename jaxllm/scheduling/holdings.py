@@ -43,6 +43,7 @@ class Holdings:
             pair_start=request.source.pair_start,
             adapter_slot=self.adapters.slot_of(request),
             steered=request.source.steered,
+            hidden_states=request.source.hidden_states,
             count_row=self._count_rows.by_request.get(request),
             clip_blocks=None if request.clip is None else self.clips.take(request.request_id, request.clip),
             token_ids=None if request.clip is None or request.keeps_blocks else request.token_ids,

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from jaxllm.core_messages import Pooled, RequestError, TokenLogprobs
+from jaxllm.core_messages import HiddenStates, Pooled, RequestError, TokenLogprobs
+from jaxllm.params.hidden_states import Positions
 from jaxllm.pooling_params import PoolingParams
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.cache.state_slots import NO_SLOTS, ChunkSlots
@@ -48,6 +49,8 @@ class Owner(msgspec.Struct, frozen=True, gc=False, kw_only=True, eq=False):
     """Position of the first token of a pair's second text; None for a single text."""
     adapter_slot: int = 0
     """The slot of the request's adapter, 0 for none."""
+    hidden_states: Positions | None = None
+    """The positions of its prompt whose hidden states are returned; None for none."""
     steered: Steered | None = None
     """The steering vector that is added to its tokens; None for none."""
     count_row: int | None = None
@@ -236,3 +239,5 @@ class StepResult:
     """The time that the step took, from its launch or the end of the step before; 0 if it is not known."""
     before_drafts: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """The tokens that were sampled before each draft of the chunks that have some, by the chunks' indices."""
+    hidden_states: Mapping[int, HiddenStates] = field(default_factory=dict)
+    """The hidden states of chunks whose requests ask for some, by the chunks' indices."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from jaxllm.core_messages import (
     EngineCoreOutput,
+    HiddenStates,
     NextTokens,
     Pooled,
     PromptLogprobs,
@@ -58,8 +59,8 @@ def take_samples(
         scores = PromptLogprobs(chunk.score_start, prompt_logprobs) if prompt_logprobs else None
         if not chunk.samples:
             table.num_computed_tokens += len(chunk.token_ids)
-            if scores is not None:
-                taken.add(request, make_output(request, [], None, scores))
+            if scores is not None or row in result.hidden_states:
+                taken.add(request, make_output(request, [], None, scores, hidden_states=result.hidden_states.get(row)))
             continue
         sampled_ids = [*result.before_drafts.get(row, ()), token_id]
         num_new, end = _append_checked(request, sampled_ids, chunk.drafts if chunk.num_drafts else ())
@@ -75,7 +76,8 @@ def take_samples(
             cache.register_saved(request, table)
         new_ids = sampled_ids if num_new == len(sampled_ids) else sampled_ids[:num_new]
         shown = None if logprobs is None else list(logprobs[:num_new])
-        taken.add(request, make_output(request, new_ids, shown, scores, *(end or (None, None))))
+        states = result.hidden_states.get(row)
+        taken.add(request, make_output(request, new_ids, shown, scores, *(end or (None, None)), hidden_states=states))
     return taken
 
 
@@ -165,6 +167,7 @@ def make_output(
     stop_reason: int | str | None = None,
     error: RequestError | None = None,
     pooled: Pooled | None = None,
+    hidden_states: HiddenStates | None = None,
 ) -> EngineCoreOutput:
     """Return the output of one step for a request; `logprobs` are those of its new tokens."""
     return EngineCoreOutput(
@@ -172,6 +175,7 @@ def make_output(
         new_token_ids=new_token_ids,
         new_logprobs=None if request.params.num_logprobs is None else logprobs,
         new_prompt_logprobs=prompt_logprobs,
+        new_hidden_states=hidden_states,
         pooled=pooled,
         finish_reason=finish_reason,
         stop_reason=stop_reason,

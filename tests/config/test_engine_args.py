@@ -116,6 +116,7 @@ BAD_VALUES: dict[str, tuple[Any, ...]] = {
     "logits_processors": ("module:function", 3, {"a": 1}, [""], ["m:f"] * 65),
     "batch_invariant": (1, 0, "yes"),
     "steering": ("", 3, ["a"]),
+    "hidden_states_layers": (3, "x", [1.5], [True], ["x"], [10_000]),
     "stream_interval": (0, -1, 2**31, 1.5, None, True),
     "kv_cache_metrics": (1, None),
     "kv_cache_metrics_sample": (0, 0.0, 1.1, -1, math.nan, "0.5", None, True),

@@ -148,6 +148,7 @@ def _ready(
         pooling=config.pooling,
         media=media,
         vectors={} if config.steering is None else config.steering.digests,
+        num_hidden_layers=len(config.hidden_layers),
         embed_size=config.model_config.hidden_size if config.args.enable_prompt_embeds else 0,
         num_weight_bytes=config.checkpoint.num_bytes,
         weight_type=config.quantization or config.checkpoint.weight_type,

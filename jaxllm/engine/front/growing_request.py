@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from jaxllm.core_messages import EngineCoreOutput, Pooled, PromptMedia
+from jaxllm.core_messages import EngineCoreOutput, HiddenStates, Pooled, PromptMedia
 from jaxllm.engine.front.input_processor import ProcessedRequest
 from jaxllm.engine.front.late_chunks import chunk_embeddings
 from jaxllm.outputs import (
@@ -151,6 +151,7 @@ class GrowingRequest:
     """A user's request with its n sequences."""
 
     __slots__ = (
+        "hidden_states",
         "kind",
         "num_cacheable_tokens",
         "num_unfinished",
@@ -174,6 +175,8 @@ class GrowingRequest:
         self.kind = request.params.output_kind
         self.sequences = [GrowingSequence(self, i, tokenizer) for i in range(request.params.n)]
         self.num_unfinished = len(self.sequences)
+        self.hidden_states: dict[int, bytes] = {}
+        """The hidden states of prompt tokens, by position, which the first sequence alone reports."""
         params = request.params
         self.stream_interval = params.stream_interval or 1
         self.prompt_logprobs: PromptCollector | None = None
@@ -204,7 +207,23 @@ class GrowingRequest:
         output = self._output(due if delta else self.sequences, delta, finished)
         if self.prompt_logprobs is not None:
             self.prompt_logprobs.show(output, delta=delta)
+        if finished and self.hidden_states:
+            self._show_hidden_states(output)
         return output
+
+    def add_hidden_states(self, states: HiddenStates) -> None:
+        """Take in the hidden states of some prompt tokens."""
+        size = len(states.data) // states.num_tokens
+        for index in range(states.num_tokens):
+            self.hidden_states[states.start + index] = states.data[index * size : (index + 1) * size]
+
+    def _show_hidden_states(self, output: RequestOutput) -> None:
+        """Put the hidden states of the prompt into the last output."""
+        import numpy as np  # a front end that returns no arrays does without
+
+        states = [self.hidden_states[position] for position in sorted(self.hidden_states)]
+        flat_tf, num_layers = np.frombuffer(b"".join(states), np.float32), self.request.num_hidden_layers
+        output.prompt_hidden_states = flat_tf.reshape(len(states), num_layers, -1).swapaxes(0, 1).copy()
 
     def failed_output(self, reason: str) -> AnyOutput:
         """Return the last output of a request whose outputs cannot be made, without anything that may fail again."""

@@ -48,6 +48,8 @@ class ProcessedRequest:
     """The request as the core runs it."""
     trace: Mapping[str, str] | None = None
     """The W3C headers of the trace that it belongs to, if any; None for a step of a search, which is no request."""
+    num_hidden_layers: int = 0
+    """The layers whose outputs the engine returns, for requests that ask."""
     late_chunking: LateChunkingMetadata | None = None
     """The chunks that its tokens' outputs become embeddings of."""
 
@@ -321,10 +323,12 @@ class InputProcessor:
             media=prompt.media,
             clip=prompt.clip,
             steered=self._params.steered(params),
+            hidden_states=self._params.hidden_states(params),
         )
         late = None if pooling is None else pooling.late_chunking_params
         chunks = None if late is None else find_chunks(prompt.text, prompt.token_ids, late.chunk_size, self._tokenizer)
-        return ProcessedRequest(request_id, prompt.text, core, trace, chunks)
+        num_layers = self._limits.num_hidden_layers
+        return ProcessedRequest(request_id, prompt.text, core, trace, num_layers, chunks)
 
 
 def _check_scores(prompt: EncodedPrompt, params: _Resolved, label: str) -> None:

@@ -291,6 +291,8 @@ class OutputProcessor:
         """Take in one sequence's part of a step; return True if a stop string ended it: the core must stop it."""
         if output.new_prompt_logprobs is not None and sequence.owner.prompt_logprobs is not None:
             sequence.owner.prompt_logprobs.add(output.new_prompt_logprobs)
+        if output.new_hidden_states is not None:
+            sequence.owner.add_hidden_states(output.new_hidden_states)
         is_stopped = sequence.update(output) and output.finish_reason is None
         self._record_tokens(sequence, output, taken)
         if sequence.finish_reason is not None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from jaxllm.config.groups import StructuredOutputsConfig
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import INT32_MAX, check_float, check_int, shown
+from jaxllm.params.hidden_states import HIDDEN_STATES, Positions, read_positions
 from jaxllm.params.limits import FLOAT32_MAX, MAX_BAD_WORD_TOKENS
 from jaxllm.sampling_params import RequestOutputKind, SamplingParams
 from jaxllm.steering.request import STEERING, Steered, read_steered
@@ -52,6 +53,8 @@ class InputLimits:
     """True if requests may name LoRA adapters."""
     vectors: Mapping[str, str] = field(default_factory=dict)
     """The digests of the steering vectors that requests may name, by name, in their order."""
+    num_hidden_layers: int = 0
+    """The layers whose outputs requests may have returned."""
     embed_size: int = 0
     """The numbers of an embedding, where prompts may be embeddings; else 0."""
     runner: str = "generate"
@@ -73,6 +76,7 @@ class InputLimits:
             structured_outputs=config.structured_outputs_config,
             runner=config.model_config.runner_type,
             embed_size=ready.embed_size,
+            num_hidden_layers=ready.num_hidden_layers,
             vectors=ready.vectors,
             adapters=config.lora_config is not None,
             traces=config.observability_config.otlp_traces_endpoint is not None,
@@ -197,6 +201,8 @@ class ParamsResolver:
         if checked:
             params.extra_args = checked
         self.steered(params, label)
+        if self.hidden_states(params, label) == "all":
+            params.skip_reading_prefix_cache = True  # which has no hidden states
 
     def steered(self, params: SamplingParams, label: str = "params") -> Steered | None:
         """Return the steering vector that params ask for. Raises VLLMValidationError if there is no such vector."""
@@ -204,6 +210,13 @@ class ParamsResolver:
         if STEERING not in asked or STEERING in limits.extra_args:
             return None
         return read_steered(asked[STEERING], limits.vectors, label)
+
+    def hidden_states(self, params: SamplingParams, label: str = "params") -> Positions | None:
+        """Return the positions whose hidden states params ask for. Raises VLLMValidationError if there are none."""
+        asked, limits = params.extra_args or {}, self._limits
+        if HIDDEN_STATES not in asked or HIDDEN_STATES in limits.extra_args:
+            return None
+        return read_positions(asked[HIDDEN_STATES], label, has_layers=limits.num_hidden_layers > 0)
 
     def _resolve_stops(self, params: SamplingParams) -> None:
         """Add the model's EOS ids, leaving out any that the model itself lacks."""

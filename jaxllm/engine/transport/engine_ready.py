@@ -40,6 +40,8 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
     """How prompts refer to media; None if the model takes text only."""
     vectors: dict[str, str] = {}
     """The digests of the steering vectors that requests may name, by name, in their order."""
+    num_hidden_layers: int = 0
+    """The layers whose outputs requests may have returned."""
     embed_size: int = 0
     """The numbers of an embedding, where prompts may be embeddings; else 0."""
     num_weight_bytes: int = 0

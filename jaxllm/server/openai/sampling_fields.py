@@ -11,6 +11,7 @@ import msgspec
 from jaxllm.engine.transport.engine_ready import EngineReady
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.params.checks import shown
+from jaxllm.params.hidden_states import HIDDEN_STATES
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import BeamSearchParams, RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from jaxllm.server.openai.prompt_fields import PromptFields, renamed
@@ -213,7 +214,7 @@ class SamplingFields(TokenFields, kw_only=True):
             thinking_token_budget=self.thinking_token_budget,
             repetition_detection=_repetition_detection(self.repetition_detection),
             structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
-            extra_args=self.vllm_xargs,
+            extra_args=_checked_arguments(self.vllm_xargs),
             stream_interval=self.stream_interval,
             skip_clone=True,  # nobody else has them: a copy would be checked again
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
@@ -272,3 +273,11 @@ def _token_biases(bias_by_text: Mapping[str, float] | None) -> dict[int, float] 
             raise VLLMValidationError(message, parameter="logit_bias", value=key)
         biases[int(key)] = value
     return biases
+
+
+def _checked_arguments(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return vllm_xargs. Raises VLLMValidationError for those that ask for what has no place in an answer."""
+    if arguments and HIDDEN_STATES in arguments:
+        message = f"vllm_xargs: {HIDDEN_STATES} are not returned over HTTP: use LLM or AsyncLLM."
+        raise VLLMValidationError(message, parameter="vllm_xargs", value=arguments[HIDDEN_STATES])
+    return arguments

@@ -45,6 +45,13 @@ def test_a_request_names_a_vector(server: Served) -> None:
     assert logprobs_of(plain) != steered[0] != steered[2]
 
 
+def test_hidden_states_are_refused(server: Served) -> None:
+    answer = complete(server, {"name": "all"}, vllm_xargs={"hidden_states": "last"})
+    assert answer.status == 400, answer.body
+    assert answer.json["error"]["param"] == "vllm_xargs"
+    assert "over HTTP" in answer.json["error"]["message"]
+
+
 @pytest.mark.parametrize("steering", [{"name": "sad"}, "all", {"name": "all", "scale": 1e9}, {}, None])
 def test_other_vectors_are_refused(server: Served, steering: Any) -> None:
     answer = complete(server, steering)
