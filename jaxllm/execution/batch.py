@@ -54,10 +54,6 @@ def build(
     starts = to_int32([*plan.decodes.starts, *[chunk.start for chunk in plan.others]])
     _fill_sequences(inputs, plan, lengths, first_rows(lengths, shape.row_alignment))
     rows, seqs, positions = _fill_tokens(inputs, plan, lengths, starts, settings)
-    if plan.has_adapters:
-        inputs.tokens.adapter_slots_t[rows] = settings.adapter_slots_s[seqs]
-    if plan.kind is not StepKind.SAMPLE:  # mark the tokens of pairs' second texts
-        inputs.tokens.type_ids_t[rows] = positions >= settings.pair_starts_s[seqs]
     for tokens in inputs.media:
         _fill_media(tokens, plan.chunks, rows, seqs, positions)
     ends, places, offsets = starts + lengths, positions // block_size, positions % block_size
@@ -164,7 +160,7 @@ def _fill_sequences(inputs: PackedInputs, plan: StepPlan, lengths: np.ndarray, s
 def _fill_tokens(
     inputs: PackedInputs, plan: StepPlan, lengths: np.ndarray, starts: np.ndarray, settings: RowSettings
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fill the records of tokens and their steering; return each token's row, sequence and position."""
+    """Fill the records of tokens, their adapters and their steering; return each token's row, sequence and position."""
     tokens, sequences = inputs.tokens, inputs.sequences
     seqs, places = _spread(lengths)
     rows = np.asarray(sequences.query_starts_s)[seqs] + places
@@ -176,6 +172,10 @@ def _fill_tokens(
     for steering in inputs.steering:
         steering.vectors_t[rows] = settings.vectors_s[seqs]
         steering.scales_t[rows] = settings.vector_scales_s[seqs]
+    if plan.has_adapters:
+        tokens.adapter_slots_t[rows] = settings.adapter_slots_s[seqs]
+    if plan.kind is not StepKind.SAMPLE:  # mark the tokens of pairs' second texts
+        tokens.type_ids_t[rows] = positions >= settings.pair_starts_s[seqs]
     return rows, seqs, positions
 
 

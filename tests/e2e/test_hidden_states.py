@@ -82,7 +82,8 @@ def test_preempted_requests_report_all_positions():
     settings: dict[str, Any] = SETTINGS | {"max_num_batched_tokens": 64, "enable_prefix_caching": False}
     with LLM(str(folder(CASE)), **settings, hidden_states_layers=[1]) as roomy:
         expected = run(roomy, prompts, asked, max_tokens=40)
-    with LLM(str(folder(CASE)), **settings | {"num_gpu_blocks_override": 12}, hidden_states_layers=[1]) as tight:
+    few: dict[str, Any] = settings | {"num_gpu_blocks_override": 12}
+    with LLM(str(folder(CASE)), **few, hidden_states_layers=[1]) as tight:
         outputs = run(tight, prompts, asked, max_tokens=40)
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics) > 0
     for ours, theirs in zip(outputs, expected, strict=True):

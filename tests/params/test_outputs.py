@@ -39,7 +39,8 @@ def test_fields_are_those_of_vllm():
     assert names(RequestOutput) == (
         "request_id prompt prompt_token_ids prompt_logprobs outputs finished metrics lora_request encoder_prompt "
         "encoder_prompt_token_ids num_cached_tokens num_cache_creation_tokens kv_transfer_params ec_transfer_params "
-        "multi_modal_placeholders prompt_token_id_logprobs"
+        "multi_modal_placeholders prompt_token_id_logprobs "
+        "prompt_hidden_states"  # ours
     )
     assert names(CompletionOutput) == (
         "index text token_ids cumulative_logprob logprobs routed_experts finish_reason stop_reason lora_request "
