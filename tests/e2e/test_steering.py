@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,10 @@ import pytest
 from jaxllm import LLM, AsyncLLM, RequestOutput, SamplingParams, TokensPrompt
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.resolve.async_engine_args import AsyncEngineArgs
+from tests.e2e import adapter_data
+from tests.e2e.guessing import head_config
 from tests.loading.files import safetensors_bytes
+from tests.models.heads import model_folder
 from tests.models.tiny import BLOCK_SIZE, folder
 from tests.quick import QUICK_FLAGS
 
@@ -133,12 +137,65 @@ def test_all_outputs_of_a_request_are_steered_and_its_prompt_is_scored_so(llm: L
     assert max(abs(a - b) for a, b in zip(ours, theirs, strict=True)) > 0.1
 
 
-def test_guesses_are_checked_with_steering():
+GUESSING: dict[str, tuple[Path, dict[str, Any]]] = {
+    "ngram": (folder("llama2"), {"method": "ngram", "num_speculative_tokens": 4}),
+    "draft model": (folder("llama2"), {"model": str(folder("llama2")), "num_speculative_tokens": 2}),
+    "eagle3": (model_folder("eagle3"), head_config("eagle3")),
+    "recurrent": (folder("qwen3_next"), {"method": "ngram", "num_speculative_tokens": 4}),
+}
+
+
+@pytest.mark.parametrize("kind", GUESSING)
+def test_guesses_are_checked_with_steering(tmp_path: Path, kind: str):
+    model, config = GUESSING[kind]
+    asked = [{"name": "drawn"}, None, {"name": "drawn", "scale": -0.5}]
+    settings: dict[str, Any] = SETTINGS | {"steering": draw_vectors(tmp_path / "vectors", model, seed=1)}
     repeated = prompt_of() + prompt_of()
-    with start(speculative_config={"method": "ngram", "num_speculative_tokens": 4}) as guessing, start() as plain:
-        for steering in STEERED.values():
-            [ours], [theirs] = (generate(llm, [repeated], [steering], max_tokens=24) for llm in (guessing, plain))
-            np.testing.assert_array_equal(logprobs_of(ours), logprobs_of(theirs))
+    with LLM(str(model), **settings, speculative_config=config) as guessing, LLM(str(model), **settings) as plain:
+        ours, theirs = (generate(llm, [repeated] * 3, asked, max_tokens=24) for llm in (guessing, plain))
+    for output, expected in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(logprobs_of(output), logprobs_of(expected))
+    assert not np.array_equal(logprobs_of(ours[0]), logprobs_of(ours[1]))
+
+
+def draw_vectors(path: Path, model: Path, seed: int) -> str:
+    """Write a vector for all layers of a model."""
+    config, rng = json.loads((model / "config.json").read_text(encoding="utf-8")), np.random.default_rng(seed)
+    names = [f"drawn.layers.{layer}" for layer in range(config["num_hidden_layers"])]
+    path.write_bytes(safetensors_bytes({name: rng.normal(size=config["hidden_size"]).astype("f") for name in names}))
+    return str(path)
+
+
+def test_adapters_are_steered_and_keep_to_themselves():
+    adapter = adapter_data.request("all", CASE)
+    with start(enable_lora=True, max_lora_rank=8) as llm:
+        prompt = adapter_data.prompt_of(CASE)
+        both = [SamplingParams(temperature=0, max_tokens=8, logprobs=-1, ignore_eos=True, detokenize=False)] * 4
+        for index, steering in enumerate([STEERED["all"], None, STEERED["all"], {"name": "all", "scale": 0}]):
+            both[index] = both[index].clone()
+            both[index].extra_args = {"steering": steering} if steering else None
+        adapters = [adapter, adapter, None, adapter]
+        asked = [TokensPrompt(prompt_token_ids=prompt)] * 4
+        outputs = llm.generate(asked, both, lora_request=adapters, use_tqdm=False)
+        steered, adapted, alone, unmoved = map(logprobs_of, outputs)
+        np.testing.assert_allclose(adapted, adapter_data.golden_of("all", CASE).logprobs[:8], rtol=0, atol=TOLERANCE)
+        np.testing.assert_array_equal(unmoved, adapted)
+        assert not any(np.array_equal(steered, other) for other in (adapted, alone))
+        llm.reset_prefix_cache()
+        [again] = llm.generate(asked[:1], both[0], lora_request=adapter, use_tqdm=False)
+        np.testing.assert_array_equal(logprobs_of(again), steered)
+
+
+def test_blocks_in_a_folder_go_by_what_a_vector_is_not_by_its_name(tmp_path: Path):
+    def run(seed: int) -> RequestOutput:
+        path = draw_vectors(tmp_path / "vectors", folder(CASE), seed)
+        with start(steering=path, kv_offloading_size=0.01, kv_cache_folder=str(tmp_path / "kept")) as llm:
+            return generate(llm, [prompt_of()], [{"name": "drawn"}])[0]
+
+    first, other, again = run(1), run(2), run(1)
+    assert [output.num_cached_tokens for output in (first, other, again)] == [0, 0, BLOCK_SIZE]
+    np.testing.assert_array_equal(logprobs_of(again), logprobs_of(first))
+    assert not np.array_equal(logprobs_of(other), logprobs_of(first))
 
 
 def test_vectors_stay_when_the_engine_sleeps(llm: LLM):
