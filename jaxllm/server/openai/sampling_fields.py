@@ -214,7 +214,7 @@ class SamplingFields(TokenFields, kw_only=True):
             thinking_token_budget=self.thinking_token_budget,
             repetition_detection=_repetition_detection(self.repetition_detection),
             structured_outputs=structured_outputs(self.structured_outputs, self.response_format),
-            extra_args=_checked_arguments(self.vllm_xargs),
+            extra_args=checked_arguments("vllm_xargs", self.vllm_xargs),
             stream_interval=self.stream_interval,
             skip_clone=True,  # nobody else has them: a copy would be checked again
             output_kind=RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY,
@@ -275,9 +275,9 @@ def _token_biases(bias_by_text: Mapping[str, float] | None) -> dict[int, float] 
     return biases
 
 
-def _checked_arguments(arguments: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return vllm_xargs. Raises VLLMValidationError for those that ask for what has no place in an answer."""
+def checked_arguments(name: str, arguments: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the extra arguments in a field. Raises VLLMValidationError for those that an answer has no place for."""
     if arguments and HIDDEN_STATES in arguments:
-        message = f"vllm_xargs: {HIDDEN_STATES} are not returned over HTTP: use LLM or AsyncLLM."
-        raise VLLMValidationError(message, parameter="vllm_xargs", value=arguments[HIDDEN_STATES])
+        message = f"{name}: {HIDDEN_STATES} are not returned over HTTP: use LLM or AsyncLLM."
+        raise VLLMValidationError(message, parameter=name, value=arguments[HIDDEN_STATES])
     return arguments

@@ -16,7 +16,7 @@ from jaxllm.params.checks import shown
 from jaxllm.params.structured_outputs import StructuredOutputsParams
 from jaxllm.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
 from jaxllm.server.openai.logprobs import ChatLogprobs, PromptTokenLogprob
-from jaxllm.server.openai.sampling_fields import SamplingFields, StreamOptions, made
+from jaxllm.server.openai.sampling_fields import SamplingFields, StreamOptions, checked_arguments, made
 from jaxllm.server.openai.usage import UsageInfo
 
 TOKENS_REFUSED: Mapping[str, str] = {
@@ -80,6 +80,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
             if isinstance(error.__cause__, VLLMValidationError):
                 raise error.__cause__ from None
             raise VLLMValidationError(f"{error}.") from None
+        checked_arguments("extra_args", params.extra_args)
         params.detokenize = bool(params.stop)  # stop strings are looked for in the text
         params.output_kind = RequestOutputKind.DELTA if self.stream else RequestOutputKind.FINAL_ONLY
         params.skip_clone = True  # nobody else has them

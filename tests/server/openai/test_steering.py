@@ -50,6 +50,10 @@ def test_hidden_states_are_refused(server: Served) -> None:
     assert answer.status == 400, answer.body
     assert answer.json["error"]["param"] == "vllm_xargs"
     assert "over HTTP" in answer.json["error"]["message"]
+    sampling = {"extra_args": {"hidden_states": "last"}}
+    answer = server.post("/inference/v1/generate", {"token_ids": IDS, "sampling_params": sampling})
+    assert answer.status == 400, answer.body
+    assert "over HTTP" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("steering", [{"name": "sad"}, "all", {"name": "all", "scale": 1e9}, {}, None])
