@@ -129,6 +129,42 @@ class Checkpoint(ABC):
         """Download the weights, with progress shown. `read` may be called after this."""
 
 
+class WrappedCheckpoint(Checkpoint):
+    """A checkpoint whose tensors are made of those of another one, `inner`; its files are that one's."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self._inner = inner
+        self.source, self.config, self.generation_config = inner.source, inner.config, inner.generation_config
+        self.is_gguf = inner.is_gguf
+
+    @abstractmethod
+    def _sources(self, name: str) -> Sequence[str]:
+        """Return the names of the inner tensors that a tensor is made of."""
+
+    def spans(self, name: str) -> Sequence[FileSpan]:
+        return [span for source in self._sources(name) for span in self._inner.spans(source)]
+
+    def release(self, name: str) -> None:
+        for source in self._sources(name):
+            self._inner.release(source)
+
+    @property
+    def is_local(self) -> bool:
+        return self._inner.is_local
+
+    def fetch(self) -> None:
+        self._inner.fetch()
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return self._inner.tokenizer()
+
+    def tokenizer_digest(self) -> str | None:
+        return self._inner.tokenizer_digest()
+
+    def stamp(self) -> str:
+        return self._inner.stamp()
+
+
 def stamp_of(paths: Iterable[Path]) -> str:
     """Return the stamp of files: the name, the size, and the time of the last change of each."""
     stats = [(path.name, path.stat()) for path in sorted(paths)]

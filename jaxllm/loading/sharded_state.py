@@ -9,18 +9,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, override
+from typing import NamedTuple, override
 
 import numpy as np
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, WrappedCheckpoint
 from jaxllm.loading.json_file import model_error
-from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.weight_files import rank_prefix
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _QKV, _GATE_UP = "qkv_proj", "gate_up_proj"
 _MEMBERS = {_QKV: ("q_proj", "k_proj", "v_proj"), _GATE_UP: ("gate_proj", "up_proj")}
@@ -70,7 +66,7 @@ class _Slice(NamedTuple):
     rows: slice = slice(None)
 
 
-class ShardedCheckpoint(Checkpoint):
+class ShardedCheckpoint(WrappedCheckpoint):
     """A checkpoint of slices. `inner` has all tensors of all ranks, under names with `rank_prefix`.
 
     A tensor is joined when it is read. Raises VLLMValidationError for a model with other parallel layers, for slices
@@ -78,9 +74,8 @@ class ShardedCheckpoint(Checkpoint):
     """
 
     def __init__(self, inner: Checkpoint) -> None:
-        self._inner = inner
-        self.source, self.config, self.generation_config = inner.source, inner.config, inner.generation_config
-        self.is_gguf, self.dtype = False, inner.dtype
+        super().__init__(inner)
+        self.dtype = inner.dtype
         self._fused = self._check_model()
         self._num_ranks = self._count_ranks()
         self._slices: dict[str, tuple[_Slice, ...]] = {}
@@ -101,26 +96,10 @@ class ShardedCheckpoint(Checkpoint):
         tensor = tensor[: self.tensors[name].shape[0]]  # without the rows that pad a vocabulary
         return tensor if index is None else tensor[index]
 
-    def spans(self, name: str) -> Sequence[FileSpan]:
-        return [span for stored in self._stored(name) for span in self._inner.spans(stored)]
-
-    def release(self, name: str) -> None:
-        for stored in self._stored(name):
-            self._inner.release(stored)
-
-    def _stored(self, name: str) -> Sequence[str]:
-        """Return the stored tensors that have parts of one."""
+    @override
+    def _sources(self, name: str) -> Sequence[str]:
         names = [rank_prefix(rank) + part.stored for part in self._slices[name] for rank in part.ranks]
         return list(dict.fromkeys(names))
-
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        return self._inner.tokenizer()
-
-    def tokenizer_digest(self) -> str | None:
-        return self._inner.tokenizer_digest()
-
-    def stamp(self) -> str:
-        return self._inner.stamp()
 
     def _check_model(self) -> tuple[str, ...]:
         """Return the modules that HF's files join too, for an architecture that can be read."""

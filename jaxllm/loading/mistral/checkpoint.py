@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, override
+from typing import override
 
 import numpy as np
 
-from jaxllm.loading.checkpoint import Checkpoint, TensorInfo
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, WrappedCheckpoint
 from jaxllm.loading.json_file import model_error
-from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.mistral.config import sees
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 _TEXT_ONLY = "Mistral's own form of the model is read for text alone; to see, use the form with config.json"
 _OUTSIDE = {
@@ -42,13 +38,12 @@ _VISION = ("vision_encoder.", "vision_language_adapter.", "patch_merger.", "pre_
 _ROTATED = (".self_attn.q_proj.weight", ".self_attn.k_proj.weight", ".self_attn.q_proj.bias", ".self_attn.k_proj.bias")
 
 
-class MistralCheckpoint(Checkpoint):
+class MistralCheckpoint(WrappedCheckpoint):
     """A checkpoint with Mistral's names of tensors. Raises VLLMValidationError for a name that is not known."""
 
     def __init__(self, inner: Checkpoint) -> None:
-        self._inner = inner
-        self.source, self.config, self.generation_config = inner.source, inner.config, inner.generation_config
-        self.is_gguf, self.dtype = False, inner.dtype
+        super().__init__(inner)
+        self.dtype = inner.dtype
         self.text_only = _TEXT_ONLY if sees(inner.config) else ""
         self._names = {hf: name for name in inner.tensors if (hf := self._hf_name(name))}
         self.tensors: Mapping[str, TensorInfo] = {hf: inner.tensors[name] for hf, name in self._names.items()}
@@ -60,20 +55,9 @@ class MistralCheckpoint(Checkpoint):
             tensor = _halves_first(tensor, self._num_heads(name), name, self.source)
         return tensor if index is None else tensor[index]
 
-    def spans(self, name: str) -> Sequence[FileSpan]:
-        return self._inner.spans(self._names[name])
-
-    def release(self, name: str) -> None:
-        self._inner.release(self._names[name])
-
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        return self._inner.tokenizer()
-
-    def tokenizer_digest(self) -> str | None:
-        return self._inner.tokenizer_digest()
-
-    def stamp(self) -> str:
-        return self._inner.stamp()
+    @override
+    def _sources(self, name: str) -> Sequence[str]:
+        return (self._names[name],)
 
     def _hf_name(self, name: str) -> str | None:
         """Return HF's name of a tensor; None for the tensors of a tower."""

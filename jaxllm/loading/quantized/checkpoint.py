@@ -7,21 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
+from typing import override
 
 import numpy as np
 
-from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, dominant_dtype, stated_dtype
+from jaxllm.loading.checkpoint import Checkpoint, TensorInfo, WrappedCheckpoint, dominant_dtype, stated_dtype
 from jaxllm.loading.json_file import model_error
-from jaxllm.loading.mapped_file import FileSpan
 from jaxllm.loading.names import FLOAT_DTYPES
 from jaxllm.loading.quantized.matrix import Matrix, StoredTensors
 from jaxllm.loading.quantized.methods import read_scheme
 from jaxllm.loading.quantized.scheme import Layout, Scheme
 from pallas_kernels.weights import WeightFormat, dequantize
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +35,18 @@ _CACHE_SCALES = (
 _INPUT_SCALES = (".input_scale", ".activation_scale", ".input_global_scale", ".input_zero_point", ".output_scale")
 
 
-class QuantizedCheckpoint(Checkpoint):
+class QuantizedCheckpoint(WrappedCheckpoint):
     """A checkpoint whose quantized matrices have HF's names and shapes.
 
     Raises VLLMValidationError, naming the module, if its tensors do not fit together.
     """
 
     def __init__(self, inner: Checkpoint, scheme: Scheme) -> None:
-        self._inner, self._scheme = inner, scheme
-        self.source = inner.source
-        self.config = inner.config
-        self.generation_config = inner.generation_config
+        super().__init__(inner)
+        self._scheme = scheme
         self.image_processor, self.video_processor = inner.image_processor, inner.video_processor
         self.audio_processor = inner.audio_processor
         self.sentence_files = inner.sentence_files
-        self.is_gguf = inner.is_gguf
         if scheme.needs_weights:
             inner.fetch()
         self._matrices = {matrix.module + matrix.layout.target: matrix for matrix in self._find()}
@@ -102,32 +95,10 @@ class QuantizedCheckpoint(Checkpoint):
         with self._named(matrix):
             return matrix.layout.order(self._stored(matrix))
 
-    def spans(self, name: str) -> Sequence[FileSpan]:
-        return [span for stored in self._stored_names(name) for span in self._inner.spans(stored)]
-
-    def release(self, name: str) -> None:
-        for stored in self._stored_names(name):
-            self._inner.release(stored)
-
-    def _stored_names(self, name: str) -> Sequence[str]:
+    @override
+    def _sources(self, name: str) -> Sequence[str]:
         matrix = self._matrices.get(name)
         return (name,) if matrix is None else list(matrix.stored)
-
-    @property
-    def is_local(self) -> bool:
-        return self._inner.is_local
-
-    def fetch(self) -> None:
-        self._inner.fetch()
-
-    def tokenizer(self) -> PreTrainedTokenizerFast:
-        return self._inner.tokenizer()
-
-    def tokenizer_digest(self) -> str | None:
-        return self._inner.tokenizer_digest()
-
-    def stamp(self) -> str:
-        return self._inner.stamp()
 
     def _find(self) -> Iterator[Matrix]:
         """Yield the quantized matrices among the tensors."""
