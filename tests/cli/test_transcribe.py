@@ -32,11 +32,12 @@ TOKENS = make_tokens()
 
 
 class SpeechEngine:
-    """Answers requests in random order: each clip's text is its length. Clips of a second fail, those of two are
-    refused.
+    """Answers requests in random order: each clip's text is its length. Clips of `failing` seconds fail, those of
+    `refused` seconds are refused.
     """
 
-    def __init__(self, *, transcribes: bool = True) -> None:
+    def __init__(self, *, transcribes: bool = True, failing: float = -1, refused: float = -1) -> None:
+        self._failing, self._refused = failing, refused
         media = SimpleNamespace(clips=ClipInput(num_mels=80, num_frames=1_500, start_token_id=TOKENS.start))
         ready = SimpleNamespace(transcribes=transcribes, media=media, vocab_size=MULTILINGUAL)
         self.front = SimpleNamespace(ready=ready, require_tokenizer=make_tokenizer)
@@ -49,11 +50,11 @@ class SpeechEngine:
     def add_request(self, request_id: str, prompt: Any, params: Any) -> None:
         samples, rate = prompt["multi_modal_data"]["audio"]
         seconds = len(samples) / rate
-        if 1.9 < seconds < 2.1:
+        if abs(seconds - self._refused) < 0.1:
             raise VLLMValidationError("the clip is refused.", parameter="multi_modal_data")
         ids = [TOKENS.languages["de"]] if params.allowed_token_ids else spell(TOKENS, 0.0, f" {seconds:.0f} s", seconds)
         output = make_output([*ids, TOKENS.end], -0.1, None)
-        if 0.9 < seconds < 1.1:
+        if abs(seconds - self._failing) < 0.1:
             output.outputs[0].finish_reason, output.outputs[0].stop_reason = "error", "no finite numbers"
         output.request_id = request_id
         if not params.allowed_token_ids:
@@ -120,7 +121,8 @@ def test_a_broken_file_ends_no_other(tmp_path: Path, capsys: pytest.CaptureFixtu
     good, last = save(tmp_path / "good.wav", 40), save(tmp_path / "last.wav", 5)
     files = [broken, good, failing, tmp_path / "missing.wav", refused, last]
     random.shuffle(files)
-    assert run(SpeechEngine(), *files, "--output-dir", tmp_path / "out", "--output-format", "json") == 1
+    engine = SpeechEngine(failing=1, refused=2)
+    assert run(engine, *files, "--output-dir", tmp_path / "out", "--output-format", "json") == 1
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["good.json", "last.json"]
     shown = json.loads((tmp_path / "out" / "good.json").read_text())
     assert (shown["language"], len(shown["segments"])) == ("de", 2)
