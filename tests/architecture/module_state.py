@@ -29,11 +29,12 @@ def find_module_state(tree: ast.Module) -> list[tuple[int, str]]:
     bindings = list(_bindings(tree))
     names = {name for name, _ in bindings}
     containers = {name for name, value in bindings if _is_container(value)}
-    for function, shadowed in _functions(tree, frozenset()):
+    for *around, function in _functions(tree, ()):
         if isinstance(function, ast.FunctionDef) and _keeps_all(function):
             declared.append((function.lineno, function.name))
         for node in _own_nodes(function):
-            if name := _changed(node, containers, names - shadowed):
+            name = _changed(node, containers, names)
+            if name and not any(name in _locals(scope) for scope in (*around, function)):
                 declared.append((getattr(node, "lineno", 0), name))
     return sorted(declared)
 
@@ -64,15 +65,14 @@ def _targets(target: ast.AST, value: ast.AST) -> Iterator[tuple[str, ast.AST]]:
             yield from _targets(part, its_value)
 
 
-def _functions(node: ast.AST, shadowed: frozenset[str]) -> Iterator[tuple[ast.AST, frozenset[str]]]:
-    """Yield each function inside a node with the names that it, or a function around it, has of its own."""
+def _functions(node: ast.AST, around: tuple[ast.AST, ...]) -> Iterator[tuple[ast.AST, ...]]:
+    """Yield each function inside a node as the last one of the functions around it."""
     for child in ast.iter_child_nodes(node):
         if is_function(child):
-            local = shadowed | _locals(child)
-            yield child, local
-            yield from _functions(child, local)
-        else:
-            yield from _functions(child, shadowed)
+            yield *around, child
+            yield from _functions(child, (*around, child))
+        elif not isinstance(child, ast.expr_context | ast.operator | ast.Name | ast.Constant):
+            yield from _functions(child, around)
 
 
 def _locals(function: ast.AST) -> frozenset[str]:
@@ -102,10 +102,12 @@ def _keeps_all(function: ast.FunctionDef) -> bool:
 
 def _own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes of a module or function, without those in functions and classes inside it."""
-    for child in ast.iter_child_nodes(scope):
-        yield child
-        if not is_function(child) and not isinstance(child, ast.ClassDef):
-            yield from _own_nodes(child)
+    waiting = [scope]
+    while waiting:
+        for child in ast.iter_child_nodes(waiting.pop()):
+            yield child
+            if not is_function(child) and not isinstance(child, ast.ClassDef):
+                waiting.append(child)
 
 
 def _changed(node: ast.AST, containers: set[str], names: set[str]) -> str | None:

@@ -62,7 +62,9 @@ def phrases(path: Path, line: int, text: str) -> Iterator[str]:
 
 
 def comments(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each block of comments with its first line."""
+    """Yield each block of comments with its first line, if the text may have a phrase at all."""
+    if not PHRASES.search(re.sub(r"[\s#]+", " ", text)):
+        return  # tokens take long
     block, first, last = [], 0, -1
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:

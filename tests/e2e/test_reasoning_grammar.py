@@ -19,6 +19,8 @@ from tests.constraints.grammar_walks import make_compiler, takes
 from tests.e2e.tiny_tokenizer import save_tokenizer
 from tests.server.support import served
 
+pytestmark = pytest.mark.engine
+
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
 
 PATTERN = "[0-9]{3}"
@@ -124,7 +126,6 @@ def test_reasoning_may_be_constrained_too(tokenizer: str) -> None:
         assert all(re.fullmatch(PATTERN, text) for text in texts(llm, ["a", "a<think>"], FORMED))
 
 
-@pytest.mark.server
 def test_a_server_may_constrain_reasoning_too(tokenizer: str) -> None:
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "temperature": 0, "max_tokens": 12}
     chat["structured_outputs"] = {"regex": PATTERN}

@@ -16,6 +16,8 @@ from tests.models.tiny import Golden, folder, read_goldens
 from tests.server.models.support import several_served
 from tests.server.support import Answer, Served
 
+pytestmark = pytest.mark.server
+
 CASES = ("llama3_tied", "qwen3", "gemma3")
 NUM_TOKENS = 8
 LOAD_SECONDS = 120.0

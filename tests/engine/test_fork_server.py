@@ -25,7 +25,10 @@ from jaxllm.usage.usage_lib import UsageContext
 from tests.async_engine.support import PROMPT, tiny_args
 from tests.engine.test_core_handle import wait_end
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others")
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux lets a process adopt others"),
+]
 
 USE = UsageContext.OPENAI_API_SERVER
 NOBODYS = EngineArgs(model="./nobody's", kv_cache_memory_bytes=2**20)

@@ -126,6 +126,7 @@ def test_is_the_model_of_hf(tmp_path: Path, case: str, num_ranks: int):
         np.testing.assert_array_equal(checkpoint.read(name), array)
 
 
+@pytest.mark.loading
 def test_tokens_are_those_of_the_plain_checkpoint(tmp_path: Path):
     """Four ranks with two KV heads, on one device."""
     tensors = write(tmp_path / "sharded", "qwen2", 4)
