@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jaxllm.execution import compiler
+from jaxllm.execution.programs import compiler
 from tests.quick import QUICK_COMPILE
 
 

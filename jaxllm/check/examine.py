@@ -28,12 +28,13 @@ from jaxllm.check.report import (
     Report,
 )
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler, describe
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import param_bytes, replicated_params
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import describe
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.resolve.checkpoint_settings import checkpoint_quantization
@@ -143,7 +144,7 @@ def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, ProgramShape]]:
     compiler = StepCompiler(sized.size.steps, sized.model, config.mesh)
     for name, shape in (_shapes(compiler) | encoder_programs(sized, compiler)).items():
         yield compiler, name, shape
-    for shape in compiler.clip_shapes:
+    for shape in compiler.shapes.clip_shapes:
         yield compiler, ENCODE_CLIP, shape
     if config.draft is not None and sized.draft is not None:
         compiler = StepCompiler(step_config(config.draft), sized.draft, config.mesh)
@@ -152,17 +153,17 @@ def _steps(sized: Fit) -> Iterator[tuple[StepCompiler, str, ProgramShape]]:
 
 def _shapes(compiler: StepCompiler) -> dict[str, StepShape | PoolShape]:
     """Return the programs of most interest by the names of their steps."""
-    config, largest = compiler.config, compiler.buckets[-1]
+    config, largest = compiler.config, compiler.shapes.buckets[-1]
     shapes: dict[str, StepShape | PoolShape] = {}
     if config.generates:
-        decode = pick_bucket(compiler.buckets, config.max_num_seqs, config.max_num_seqs)
-        shapes["decode"] = compiler.step_shape(decode, Sampling.PLAIN, has_chunks=False)
-        shapes["prefill"] = compiler.step_shape(largest, Sampling.PLAIN)
-        shapes["prefill, every sampling feature"] = compiler.step_shape(largest, Sampling.FULL)
+        decode = pick_bucket(compiler.shapes.buckets, config.max_num_seqs, config.max_num_seqs)
+        shapes["decode"] = compiler.shapes.step_shape(decode, Sampling.PLAIN, has_chunks=False)
+        shapes["prefill"] = compiler.shapes.step_shape(largest, Sampling.PLAIN)
+        shapes["prefill, every sampling feature"] = compiler.shapes.step_shape(largest, Sampling.FULL)
     if config.pools_sequences:
-        shapes["pool"] = compiler.pool_shape(largest, by_token=False)
+        shapes["pool"] = compiler.shapes.pool_shape(largest, by_token=False)
     if config.pools_tokens:
-        shapes["pool by token"] = compiler.pool_shape(largest, by_token=True)
+        shapes["pool by token"] = compiler.shapes.pool_shape(largest, by_token=True)
     return shapes
 
 

@@ -18,7 +18,7 @@ from jaxllm.resolve.media_settings import media_settings, media_size
 
 if TYPE_CHECKING:
     from jaxllm.check.fitting import Fit
-    from jaxllm.execution.compiler import StepCompiler
+    from jaxllm.execution.programs.compiler import StepCompiler
     from jaxllm.models.towers.tower import Tower
 
 PICTURE = 448
@@ -66,8 +66,8 @@ def encoder_programs(sized: Fit, compiler: StepCompiler) -> dict[str, EncoderSha
     settings, hearing, sight = media_settings(sized.config), *map(sized.model.find_tower, ("audio", "image"))
     if settings is None:
         return {}
-    heard = {"encode a whole clip": compiler.encoder_shapes[hearing[0]][-1]} if hearing else {}
-    return (_seen_programs(settings, compiler.encoder_shapes[sight[0]], sight[1]) if sight else {}) | heard
+    heard = {"encode a whole clip": compiler.shapes.encoder_shapes[hearing[0]][-1]} if hearing else {}
+    return (_seen_programs(settings, compiler.shapes.encoder_shapes[sight[0]], sight[1]) if sight else {}) | heard
 
 
 def _seen_programs(settings: MediaSettings, shapes: list[EncoderShape], tower: Tower) -> dict[str, EncoderShape]:

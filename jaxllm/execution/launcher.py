@@ -18,7 +18,6 @@ import numpy as np
 from jax import Array
 
 from jaxllm.execution.caches import Pools
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape, batch_spec
@@ -26,7 +25,9 @@ from jaxllm.execution.mesh import place_replicated
 from jaxllm.execution.options import running, tracing
 from jaxllm.execution.packing import rare_specs
 from jaxllm.execution.pooled_step import PoolShape
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey, Upkeep
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape
 from jaxllm.execution.tiers.host_array import HostArrays
 from jaxllm.execution.tiers.move_shape import MoveShape
@@ -227,7 +228,7 @@ class Launcher:
 
     def _make_media(self) -> None:
         """Make the feature cache, if the model has one."""
-        if self.compiler.media_width:
+        if self.compiler.shapes.media_width:
             self.params = {**self.params, "media": self.programs.get(Upkeep.MAKE_MEDIA)()}
 
     @running()

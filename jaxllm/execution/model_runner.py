@@ -14,7 +14,6 @@ from jaxllm.constraints.bits import RowMask
 from jaxllm.core_messages import PROMPT_EMBEDS, Clip, MediaItem, PromptMedia
 from jaxllm.exceptions import VLLMValidationError
 from jaxllm.execution.batch import StepInputs, build, build_next, is_next
-from jaxllm.execution.compiler import COPIES, ProgramKey, Upkeep
 from jaxllm.execution.encoders.alignment import align_inputs
 from jaxllm.execution.encoders.clips import check_clip, clip_inputs
 from jaxllm.execution.encoders.patches import check_item, check_rows, encoder_inputs, written_inputs
@@ -25,7 +24,9 @@ from jaxllm.execution.launcher import AdapterLaunch, EncodeLaunch, Launch, Launc
 from jaxllm.execution.options import running
 from jaxllm.execution.packing import BatchShape, BufferPool
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation, PoolShape, read_pooled
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
+from jaxllm.execution.programs.compiler import COPIES
+from jaxllm.execution.programs.shapes import ProgramKey, Upkeep
 from jaxllm.execution.rows import least_sampling
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.execution.tiers.host_array import HostArrays
@@ -127,10 +128,11 @@ class ModelRunner:
         """
         self.launcher, self._activation, self._draft = launcher, activation, draft
         self.compiler = launcher.compiler
+        self._shapes = launcher.compiler.shapes
         self._broadcast, self._is_draft = broadcast, is_draft
-        widest = self.compiler.batch_shapes[-1]
+        widest = self._shapes.batch_shapes[-1]
         self._kept = KeptRows(
-            self.compiler.max_rows,
+            self._shapes.max_rows,
             len(widest.query_tiles),
             widest.max_blocks,
             widest.cross.max_blocks if widest.cross else 0,
@@ -178,13 +180,13 @@ class ModelRunner:
             part, tower = with_part
             if item.is_encoded and not self.compiler.config.takes_embeds:
                 raise VLLMValidationError("embeddings need enable_mm_embeds.", parameter="multi_modal_data")
-            check_item(tower.settings, item, self.compiler.encoder_shapes[part])
+            check_item(tower.settings, item, self._shapes.encoder_shapes[part])
 
     def _check_embeds(self, item: MediaItem) -> None:
         """Raise VLLMValidationError for part of a prompt of embeddings, unless the engine takes such."""
         if self.compiler.model.towers or not (item.is_encoded and self.compiler.config.takes_embeds):
             raise VLLMValidationError("prompt_embeds need enable_prompt_embeds.", parameter=PROMPT_EMBEDS)
-        check_rows(item, self.compiler.media_width, PROMPT_EMBEDS)
+        check_rows(item, self._shapes.media_width, PROMPT_EMBEDS)
 
     def check_clip(self, clip: Clip | None) -> None:
         """Raise VLLMValidationError for a clip that the model's encoder cannot take, and where it needs one."""
@@ -251,8 +253,8 @@ class ModelRunner:
                 self._last = wanted, build_next(plan, last, self.compiler.config.block_size, self._buffers)
                 return shape, self._last[1]
         settings = self._kept.take(plan)
-        bucket, sampling = self.compiler.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
-        wanted = self.compiler.step_shape(bucket, sampling, has_chunks=not plan.decodes_only)
+        bucket, sampling = self._shapes.batch_shape(plan).bucket, least_sampling(plan, settings, masks)
+        wanted = self._shapes.step_shape(bucket, sampling, has_chunks=not plan.decodes_only)
         shape = self._nearest(wanted)
         inputs = self._build(plan, masks, shape.batch, settings)
         self._last = None if inputs.owners is None else (wanted, inputs)
@@ -266,7 +268,7 @@ class ModelRunner:
 
     def _run_pool(self, plan: StepPlan, masks: Sequence[RowMask | None]) -> _RunningPool:
         by_token = plan.kind is StepKind.POOL_TOKENS
-        shape = self._nearest(self.compiler.pool_shape(self.compiler.batch_shape(plan).bucket, by_token=by_token))
+        shape = self._nearest(self._shapes.pool_shape(self._shapes.batch_shape(plan).bucket, by_token=by_token))
         self._last = None
         inputs = self._build(plan, masks, shape.batch, self._kept.take(plan))
         outputs = self._launch(self._step(plan, inputs, shape))
@@ -368,12 +370,12 @@ class ModelRunner:
             config = compiler.model.config
             is_scaled = encode.item.modality == PROMPT_EMBEDS and config.scales_inputs
             scale = np.asarray(config.embed_scale, compiler.model.dtype) if is_scaled else None
-            written = written_inputs(encode, num_media_rows, compiler.media_width, scale)
+            written = written_inputs(encode, num_media_rows, compiler.shapes.media_width, scale)
             return [EncodeLaunch(self._places[Upkeep.WRITE_MEDIA], arrays) for arrays in written]
         with_part = compiler.model.find_tower(encode.item.modality)
         assert with_part is not None
         part, tower = with_part
-        settings, shapes = tower.settings, compiler.encoder_shapes[part]
+        settings, shapes = tower.settings, compiler.shapes.encoder_shapes[part]
         launches = []
         for shape, batch, slots in encoder_inputs(settings, encode, shapes, num_media_rows):
             arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(batch)]  # hosts are sent arrays, no numbers
@@ -381,16 +383,16 @@ class ModelRunner:
         return launches
 
     def _encode_clip(self, encode: ClipEncode) -> EncodeLaunch:
-        [shape], encoder = self.compiler.clip_shapes, self.compiler.model.encoder
+        [shape], encoder = self._shapes.clip_shapes, self.compiler.model.encoder
         assert encoder is not None
         return EncodeLaunch(self._places[shape], clip_inputs(encoder.settings, encode))
 
     def _nearest[Shape: (StepShape, PoolShape)](self, shape: Shape) -> Shape:
         """Return the program to use: the right one, or one that can do the same and is compiled while it is not."""
-        if not self.compiler.has_stand_ins or shape in self.programs:
+        if not self._shapes.has_stand_ins or shape in self.programs:
             return shape
         # Of a draft model only plain programs are compiled.
-        others = [other for other in self.compiler.larger(shape) if other in self._places]
+        others = [other for other in self._shapes.larger(shape) if other in self._places]
         return self.programs.nearest([shape, *others])
 
     def _counts(self, plan: StepPlan) -> list[tuple[int, np.ndarray]]:

@@ -16,10 +16,10 @@ from jax.errors import JaxRuntimeError
 from jax.sharding import Mesh
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.kv_pool import KVLayout, PoolRequest, count_blocks, host_bytes, most_tokens
 from jaxllm.execution.mesh import param_bytes
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.models.model import Model
 from jaxllm.models.params import ParamSpec

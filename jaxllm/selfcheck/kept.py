@@ -15,7 +15,7 @@ import msgspec
 
 from jaxllm.config.arguments import EngineArguments
 from jaxllm.config.environment import default_cache_dir, environment
-from jaxllm.execution.program_cache import code_digest, source_digest
+from jaxllm.execution.programs.cache import code_digest, source_digest
 from jaxllm.selfcheck.device import Accelerators
 from jaxllm.selfcheck.process import versions
 from jaxllm.selfcheck.report import Report

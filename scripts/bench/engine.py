@@ -25,7 +25,7 @@ from lib.shapes import MODELS, TOY
 
 from jaxllm import LLM, SamplingParams, TokensPrompt
 from jaxllm.execution import options
-from jaxllm.execution.compiler import StepCompiler
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.models.params import array_specs
 
 WARM, TIMED, TRACED = 4, 48, 8

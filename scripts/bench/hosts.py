@@ -123,7 +123,7 @@ def measure(engine: Any, num_hosts: int, num_seqs: int, num_steps: int) -> dict[
             group = HostGroup(accept(server, key, num_hosts - 1, 120))
     runner, recorder = engine._core._core._runner, Recorder(group)
     runner._broadcast = recorder.broadcast
-    count = runner.compiler.max_rows
+    count = runner.compiler.shapes.max_rows
     tokens: Any = Answers(count)
     runner.launcher.launch = lambda _: StepOutput(tokens, None)
     params = SamplingParams(temperature=0.7, max_tokens=num_steps + 2 * WARM_UP, ignore_eos=True, detokenize=False)

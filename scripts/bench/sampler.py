@@ -187,14 +187,14 @@ class StepCase:
         self, runner: Any, plan: StepPlan, *, sampler: Callable[[Array, SamplingBatch], Array] | None = None
     ) -> None:
         compiler = runner.compiler
-        shape = compiler.batch_shape(plan)
+        shape = compiler.shapes.batch_shape(plan)
         masks = [None] * len(plan.chunks)
         self._runner = runner
         settings = KeptRows(len(masks), len(shape.query_tiles), shape.max_blocks).take(plan)
         vocab_size = compiler.model.config.vocab_size
         self._inputs = build(plan, allocate(shape), compiler.config.block_size, vocab_size, masks, settings)
         sampling = least_sampling(plan, settings, masks)
-        self._key = key = compiler.step_shape(shape.bucket, sampling, has_chunks=not plan.decodes_only)
+        self._key = key = compiler.shapes.step_shape(shape.bucket, sampling, has_chunks=not plan.decodes_only)
         self._program = runner.programs.get(key)
         if sampler is not None:
             original = step_module.sample_plain

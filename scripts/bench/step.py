@@ -105,8 +105,8 @@ def timed_step(engine: Any) -> float:
 
 def decode_program(runner: ModelRunner, num_seqs: int) -> str:
     """Return the text of the compiled program that decodes a number of sequences."""
-    bucket = pick_bucket(runner.compiler.buckets, num_seqs, num_seqs)
-    return runner.programs.get(runner.compiler.step_shape(bucket, Sampling.PLAIN, has_chunks=False)).as_text()
+    bucket = pick_bucket(runner.compiler.shapes.buckets, num_seqs, num_seqs)
+    return runner.programs.get(runner.compiler.shapes.step_shape(bucket, Sampling.PLAIN, has_chunks=False)).as_text()
 
 
 def parts_by_operation(program: str) -> Mapping[str, str]:

@@ -31,8 +31,8 @@ from lib.shapes import MODELS
 
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.fitting import fit, out_of_memory
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import make_mesh
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.loading.open import open_config
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.hardware import HARDWARE, MIB, find_topology
@@ -129,7 +129,7 @@ def check_case(model: str, topology: str, num_devices: int) -> dict[str, Any]:
 
 def compile_with(compiler: StepCompiler, num_blocks: int) -> str | None:
     """Compile the largest step; return what the compiler says if it is out of memory."""
-    largest = compiler.step_shape(compiler.buckets[-1], Sampling.FULL)
+    largest = compiler.shapes.step_shape(compiler.shapes.buckets[-1], Sampling.FULL)
     try:
         compiler.compile(largest, num_blocks)
     except JaxRuntimeError as error:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jax
 
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_sharding
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.models.params import array_specs
 
 IN_VMEM = "S(1)"

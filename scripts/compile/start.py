@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.execution.mesh import param_bytes
-from jaxllm.execution.programs import FAST
+from jaxllm.execution.programs.background import FAST
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey, describe
 
 _BLOCKS = 2049
 _BYTES_PER_SECOND = 2e9
@@ -39,13 +40,13 @@ def compile_start(compiler: StepCompiler) -> Iterator[dict[str, Any]]:
     `begins_s` and `ends_s` count from the moment when devices and names are known, with as many threads as an engine
     has on a host of eight cores or more. Other programs on this machine change them little.
     """
-    sizing = timed_compile(compiler, compiler.largest_step, 2)
+    sizing = timed_compile(compiler, compiler.shapes.largest_step, 2)
     sized = sum(sizing.values())
     yield {"program": "the largest step, for the size of the pool", **sizing} | _times(0.0, sized)
     loaded = param_bytes(compiler.mesh, compiler.model.specs.all_param_specs()) / _BYTES_PER_SECOND
     yield {"program": "weights, at an assumed 2 GB/s"} | _times(0.0, loaded)
     timeline, first = Timeline(sized, FAST.num_threads), None
-    for key in compiler.programs():
+    for key in compiler.shapes.programs():
         seconds = timed_compile(compiler, key, _BLOCKS)
         begins, ends = timeline.add(seconds["lower_s"], seconds["compile_s"])
         first = first or ends

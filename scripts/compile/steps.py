@@ -54,13 +54,14 @@ from compile.target import Target
 from jaxllm.check.compilers import describe_devices
 from jaxllm.check.hlo import count_collectives
 from jaxllm.execution import kv_pool
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep, describe
 from jaxllm.execution.encoders.alignment import AlignShape
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.encoders.patches import EncoderShape
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.packing import pick_bucket
 from jaxllm.execution.pooled_step import PoolShape
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey, Upkeep, describe
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.open import open_config
 from jaxllm.models import get_family
@@ -188,16 +189,16 @@ def check_model(compiler: StepCompiler, *, steps: Sequence[str] | None, usable_b
 def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
     """Return a model's programs by the names of their steps."""
     num_seqs = compiler.config.max_num_seqs
-    decode, largest = pick_bucket(compiler.buckets, num_seqs, num_seqs), compiler.buckets[-1]
+    decode, largest = pick_bucket(compiler.shapes.buckets, num_seqs, num_seqs), compiler.shapes.buckets[-1]
     upkeep: dict[str, ProgramKey] = {} if compiler.model.adapter_shape is None else {SET_ADAPTER: Upkeep.SET_ADAPTER}
     if not compiler.config.generates:
-        return {POOLED: compiler.pool_shape(largest, by_token=False)} | upkeep
+        return {POOLED: compiler.shapes.pool_shape(largest, by_token=False)} | upkeep
     steps: dict[str, ProgramKey] = {
-        "decode": compiler.step_shape(decode, Sampling.PLAIN, has_chunks=False),
-        "decode truncated": compiler.step_shape(decode, Sampling.TRUNCATED, has_chunks=False),
-        "largest": compiler.step_shape(largest, Sampling.PLAIN),
-        "full": compiler.step_shape(largest, Sampling.FULL),
-        SMALLEST: compiler.step_shape(compiler.buckets[0], Sampling.PLAIN, has_chunks=False),
+        "decode": compiler.shapes.step_shape(decode, Sampling.PLAIN, has_chunks=False),
+        "decode truncated": compiler.shapes.step_shape(decode, Sampling.TRUNCATED, has_chunks=False),
+        "largest": compiler.shapes.step_shape(largest, Sampling.PLAIN),
+        "full": compiler.shapes.step_shape(largest, Sampling.FULL),
+        SMALLEST: compiler.shapes.step_shape(compiler.shapes.buckets[0], Sampling.PLAIN, has_chunks=False),
     }
     return steps | upkeep | encoders(compiler)
 
@@ -205,12 +206,13 @@ def find_programs(compiler: StepCompiler) -> dict[str, ProgramKey]:
 def encoders(compiler: StepCompiler) -> dict[str, ProgramKey]:
     """Return the programs of most interest that run an encoder of pictures or clips; none of a model without one."""
     if compiler.model.encoder is not None:
-        aligns = compiler.align_shapes
-        return dict(zip(CLIPS, (*compiler.clip_shapes, aligns[0], aligns[-1]), strict=True))
+        aligns = compiler.shapes.align_shapes
+        return dict(zip(CLIPS, (*compiler.shapes.clip_shapes, aligns[0], aligns[-1]), strict=True))
     if (with_part := compiler.model.find_tower("image")) is None:
         return {}
     part, tower = with_part
-    shapes, num_slots = compiler.encoder_shapes[part], count_slots(tower.settings, [picture_grid(tower.settings)])
+    shapes = compiler.shapes.encoder_shapes[part]
+    num_slots = count_slots(tower.settings, [picture_grid(tower.settings)])
     picture = next(shape for shape in shapes if shape.num_slots >= num_slots)
     return dict(zip(ENCODERS, (picture, shapes[-1]), strict=True))
 

@@ -387,8 +387,8 @@ def _real_core(config: EngineConfig, num_blocks: int, device: DeviceClock, token
     from jaxllm.constraints.token_masks import TokenMasks
     from jaxllm.engine.core.engine_core import EngineCore
     from jaxllm.engine.core.startup import Prepared, _scheduler_config
-    from jaxllm.execution.compiler import StepCompiler
     from jaxllm.execution.model_runner import ModelRunner
+    from jaxllm.execution.programs.compiler import StepCompiler
     from jaxllm.resolve.kv_cache_size import step_config
     from jaxllm.resolve.model import checked_model
     from jaxllm.scheduling.scheduler import Scheduler

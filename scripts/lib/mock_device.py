@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.launcher import Launch, StepLaunch
 from jaxllm.execution.packing import PackedInputs, unpack
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.logprobs import Logprobs
 
@@ -146,7 +146,7 @@ class _Programs:
     is_awaited, is_warm, num_compiled, num_awaited = False, True, 0, 0
 
     def __init__(self, compiler: StepCompiler) -> None:
-        self.keys = tuple(compiler.programs())
+        self.keys = tuple(compiler.shapes.programs())
 
     def __contains__(self, key: Any) -> bool:
         return True
@@ -218,7 +218,7 @@ class MockLauncher:
 
     def _sample(self, inputs: PackedInputs) -> np.ndarray:
         places_s = np.asarray(inputs.sampling.seeds_s2)[:, 1] % 65536 + np.asarray(inputs.sampling.positions_s)
-        tokens_s = np.zeros(self.compiler.max_rows, np.int32)
+        tokens_s = np.zeros(self.compiler.shapes.max_rows, np.int32)
         tokens_s[: len(places_s)] = self._tokens[places_s % len(self._tokens)]
         return tokens_s
 

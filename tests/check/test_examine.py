@@ -23,9 +23,9 @@ from jaxllm.check.report import Change, Collective, Report
 from jaxllm.check.table import render
 from jaxllm.engine.core import startup
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_bytes
 from jaxllm.execution.model_runner import ModelRunner
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.loading.open import open_config
 from pallas_kernels.paged_attention import PagedAttention
 from tests.check.support import MODEL, TOY, add_toy, engine_args

@@ -11,8 +11,8 @@ from check.architectures import Device
 from lib.shapes import HUB_IDS, MODELS
 
 from jaxllm.check.fitting import fit
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.mesh import param_bytes
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.loading.open import open_config
 from jaxllm.resolve.engine_args import EngineArgs
 from jaxllm.resolve.hardware import find_topology

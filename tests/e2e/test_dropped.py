@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxllm import LLM
-from jaxllm.execution.program_cache import ProgramCache
+from jaxllm.execution.programs.cache import ProgramCache
 from tests.e2e.inside import core_of
 from tests.models.tiny import folder
 

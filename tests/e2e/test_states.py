@@ -123,7 +123,7 @@ def test_a_step_copies_no_state(engine: Engine) -> None:
     layout = compiler.config.kv_layout
     assert layout.num_slots == 1 + 8 + math.ceil(8 * SPARE_PART) + 1
     assert layout.bytes(num_blocks) == pool_bytes
-    shape = compiler.step_shape(compiler.buckets[0], Sampling.PLAIN)
+    shape = compiler.shapes.step_shape(compiler.shapes.buckets[0], Sampling.PLAIN)
     memory = compiler.compile(shape, num_blocks).memory_analysis()
     assert memory is not None
     assert memory.alias_size_in_bytes >= pool_bytes

@@ -14,9 +14,9 @@ from jaxllm.engine.core import startup
 from jaxllm.engine.core.early_load import EarlyLoad, _StoppedError
 from jaxllm.engine.core.startup import Prepared, prepare
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler
-from jaxllm.execution.program_cache import Folders
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
+from jaxllm.execution.programs.cache import Folders
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.loading.folder import FolderCheckpoint
 from jaxllm.resolve.engine_config import EngineConfig
 from tests.models.tiny import folder

@@ -17,7 +17,7 @@ import pytest
 from jaxllm import EngineArgs
 from jaxllm.core_messages import Clip
 from jaxllm.engine.core import kv_tiers, startup
-from jaxllm.execution.program_cache import Folders
+from jaxllm.execution.programs.cache import Folders
 from jaxllm.scheduling.cache.kv_cache_manager import KVCacheManager
 from jaxllm.scheduling.request import Request
 from tests.models.tiny import folder

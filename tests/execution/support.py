@@ -11,12 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.kv_pool import KVGroup
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import make_mesh
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.execution.step_config import StepConfig
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import LayerLoop, Model, ModelConfig, ModelSpecs, get_family
@@ -97,5 +97,5 @@ def make_compiler(
 def make_runner(num_blocks: int = 33, **changes: Any) -> ModelRunner:
     """Return a runner with dummy weights that compiles nothing ahead."""
     compiler = make_compiler(**changes)
-    programs = Programs(partial(compiler.compile, num_blocks=num_blocks), compiler.programs(), ahead=False)
+    programs = Programs(partial(compiler.compile, num_blocks=num_blocks), compiler.shapes.programs(), ahead=False)
     return ModelRunner(Launcher(compiler, programs, lambda: init_dummy(compiler.model.specs.param_specs(), 0)))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
-from jaxllm.execution.compiler import PLATFORMS as JAX_NAMES
 from jaxllm.execution.encoders.patches import EncoderShape, batch_spec, run_encoder
+from jaxllm.execution.programs.compiler import PLATFORMS as JAX_NAMES
 from jaxllm.models.params import MESH_AXES, array_specs, unflatten
 from jaxllm.models.towers.tower import Tower
 from pallas_kernels.segment_attention import SegmentAttention

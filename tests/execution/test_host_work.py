@@ -19,11 +19,11 @@ import pytest
 from jaxllm.constraints.bits import RowMask
 from jaxllm.core_messages import TokenLogprobs
 from jaxllm.execution.batch import build
-from jaxllm.execution.compiler import ProgramKey
 from jaxllm.execution.kept_rows import KeptRows
 from jaxllm.execution.model_runner import ModelRunner, RunningStep
 from jaxllm.execution.packing import allocate
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
+from jaxllm.execution.programs.shapes import ProgramKey
 from jaxllm.execution.step import StepOutput, StepShape
 from jaxllm.sampling.logprobs import Logprobs
 from jaxllm.sampling_params import SamplingParams
@@ -72,13 +72,13 @@ class FakePrograms(Programs[ProgramKey]):
 
 def make_ready(runner: ModelRunner, plan: StepPlan) -> None:
     """Let a step make what every later one finds on the device."""
-    runner.launcher.programs = cast(Any, FakePrograms(runner.programs, runner.compiler.max_rows))
+    runner.launcher.programs = cast(Any, FakePrograms(runner.programs, runner.compiler.shapes.max_rows))
     runner.run(plan, [None] * len(plan.chunks)).result()
 
 
 def arguments_of(runner: ModelRunner, plan: StepPlan, masks: Any = None) -> tuple[Any, ...]:
     """Return what a step gives to its program besides parameters and state, having sent nothing on its own."""
-    programs = FakePrograms(runner.programs, runner.compiler.max_rows)
+    programs = FakePrograms(runner.programs, runner.compiler.shapes.max_rows)
     runner.launcher.programs = cast(Any, programs)
     with jax.transfer_guard_host_to_device("disallow_explicit"), pytest.MonkeyPatch.context() as patch:
         patch.setattr(jax, "transfer_guard_host_to_device", nullcontext)  # which the runner would lift the guard with
@@ -148,7 +148,7 @@ def count_instructions(function: Callable[[], Any]) -> int:
 def count_build(plan: StepPlan) -> int:
     """Return the instructions that `build` executes for a step."""
     compiler = make_compiler(max_num_batched_tokens=512)
-    shape = compiler.batch_shape(plan)
+    shape = compiler.shapes.batch_shape(plan)
     masks, kept = [None] * len(plan.chunks), KeptRows(len(plan.chunks), 1, shape.max_blocks)
     build(plan, allocate(shape), 16, 300, masks, kept.take(plan))
     return count_instructions(lambda: build(plan, allocate(shape), 16, 300, masks, kept.take(plan)))

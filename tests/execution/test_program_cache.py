@@ -18,9 +18,10 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxllm import LLM, EngineArgs, SamplingParams, TokensPrompt
 from jaxllm.engine.core.startup import keeps_programs
-from jaxllm.execution import program_cache
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
-from jaxllm.execution.program_cache import Folders, ProgramCache, source_digest, use_cache
+from jaxllm.execution.programs import cache as program_cache
+from jaxllm.execution.programs.cache import Folders, ProgramCache, source_digest, use_cache
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey, Upkeep
 from jaxllm.models import LayerLoop, registry
 from tests.execution.support import hostile_jax, make_compiler
 from tests.models.tiny import folder
@@ -79,7 +80,7 @@ class Idle(StepCompiler):
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the platform that this CPU stands in for."""
-    monkeypatch.setattr("jaxllm.execution.compiler.PLATFORMS", {"cpu": "cpu", "gpu": "cpu"})
+    monkeypatch.setattr("jaxllm.execution.programs.compiler.PLATFORMS", {"cpu": "cpu", "gpu": "cpu"})
     return "gpu"
 
 
@@ -91,7 +92,7 @@ def idle(compiler: StepCompiler) -> StepCompiler:
 def test_every_program_comes_back(disk: Path, max_logprobs: int, which: slice) -> None:
     """There are programs of a few log-probabilities, and one with more, which the host sorts."""
     compiler = small(max_logprobs=max_logprobs)
-    keys = compiler.programs()[which]
+    keys = compiler.shapes.programs()[which]
     first, second = lookup(compiler, disk), lookup(idle(compiler), disk)
     for key in keys:
         made, loaded = first.get(key), second.get(key)
@@ -154,10 +155,10 @@ def test_whatever_else_is_different_is_a_miss(
 
 def test_an_accelerators_programs_come_back_without_a_trace(disk: Path, gpu: str) -> None:
     compiler = small(platform=gpu, num_layers=1)
-    shape = compiler.shapes()[0]
+    shape = compiler.shapes.steps()[0]
     lookup(compiler, disk).get(shape)
     assert lookup(idle(compiler), disk).load(shape) is not None
-    assert not compiler.rare_programs(), "no step waits for a disk"
+    assert not compiler.shapes.rare_programs(), "no step waits for a disk"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.execution.programs import FAST, GENTLE, Pace, Programs, find_pace
+from jaxllm.execution.programs.background import FAST, GENTLE, Pace, Programs, find_pace
 from pallas_kernels.native import cores
 
 pytestmark = pytest.mark.programs
@@ -309,7 +309,7 @@ def test_an_interrupted_stop_can_be_made_again() -> None:
 ENDS_WHILE_TRACING = """
 import os, signal, sys, threading, time, weakref, jax, jax.numpy as jnp, numpy as np
 from jaxllm.exceptions import EngineDeadError
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
 jax.config.update("jax_enable_compilation_cache", False)
 constant, is_tracing = jax.device_put(np.arange(8.0)), threading.Event()
 assert not weakref.finalize._registry, "too late to show the order of exit hooks"

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 
 from jaxllm.execution import model_runner
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, Upkeep
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.packing import Bucket
-from jaxllm.execution.programs import FAST, Programs
+from jaxllm.execution.programs.background import FAST, Programs
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey, Upkeep
 from jaxllm.execution.step import StepShape
 from jaxllm.loading.load import init_dummy
 from jaxllm.models import LayerLoop
@@ -39,10 +40,10 @@ class Gated:
 
     def __init__(self, compiler: StepCompiler) -> None:
         self.compiler, self.gate = compiler, threading.Event()
-        self.programs = Programs(self._compile, compiler.programs(), ahead=True, pace=FAST)
+        self.programs = Programs(self._compile, compiler.shapes.programs(), ahead=True, pace=FAST)
 
     def _compile(self, key: ProgramKey) -> object:
-        if isinstance(key, StepShape) and key.batch.bucket != self.compiler.buckets[-1]:
+        if isinstance(key, StepShape) and key.batch.bucket != self.compiler.shapes.buckets[-1]:
             assert self.gate.wait(60)
         return self.compiler.compile(key, NUM_BLOCKS)
 
@@ -51,7 +52,7 @@ class Gated:
 def gated() -> Iterator[tuple[ModelRunner, Gated]]:
     """Return a runner on a CPU that takes it for a GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jaxllm.execution.compiler.PLATFORMS", {"gpu": "cpu"})
+        patch.setattr("jaxllm.execution.programs.compiler.PLATFORMS", {"gpu": "cpu"})
         compiler = make_compiler(1, loop=LayerLoop.SCAN, platform="gpu", max_num_seqs=8, max_num_batched_tokens=16)
         made = Gated(compiler)
         runner = ModelRunner(
@@ -92,7 +93,7 @@ def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(
 ) -> None:
     runner, made = gated
     compiler, programs = made.compiler, made.programs
-    assert compiler.buckets == (Bucket(8, 8), Bucket(16, 8))
+    assert compiler.shapes.buckets == (Bucket(8, 8), Bucket(16, 8))
     tokens = array("i", np.random.default_rng().integers(1, 300, 40).tolist())
     steps = [(lengths, is_full) for is_full in (False, True) for lengths in ([3], [1, 5], [1] * 8)]
     for is_full in (False, True):
@@ -101,7 +102,7 @@ def test_a_new_bucket_waits_for_no_compiler_and_answers_the_same(
     monkeypatch.setattr(model_runner, "build", builds)
     early = [run(runner, lengths, tokens, PARAMS[is_full]) for lengths, is_full in steps]
     assert builds.call_count == len(steps), "the inputs are packed once, for the program that runs"
-    small = [shape for shape in compiler.shapes() if shape.batch.bucket != compiler.buckets[-1]]
+    small = [shape for shape in compiler.shapes.steps() if shape.batch.bucket != compiler.shapes.buckets[-1]]
     assert not any(shape in programs for shape in small)
     made.gate.set()
     runner.warm_up()
@@ -127,7 +128,7 @@ def test_one_thread_at_a_time_traces_and_all_compile() -> None:
     plain = make_compiler(1, loop=LayerLoop.SCAN)
     compiler = Traced(plain.config, plain.model, plain.mesh)
     with ThreadPoolExecutor(3) as threads:
-        list(threads.map(lambda key: compiler.compile(key, NUM_BLOCKS), compiler.shapes()[:3]))
+        list(threads.map(lambda key: compiler.compile(key, NUM_BLOCKS), compiler.shapes.steps()[:3]))
     assert compiler.most == 1
     with compiler._tracing, ThreadPoolExecutor(3) as threads:  # the small programs of the start wait for no other
         list(threads.map(lambda _: compiler.compile(Upkeep.MAKE_STATE, NUM_BLOCKS), range(3)))

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxllm.execution.compiler import COPIES, Upkeep
-from jaxllm.execution.programs import Programs
+from jaxllm.execution.programs.background import Programs
+from jaxllm.execution.programs.compiler import COPIES
+from jaxllm.execution.programs.shapes import Upkeep
 from jaxllm.sampling_params import SamplingParams
 from jaxllm.scheduling.plan import StepPlan
 from pallas_kernels.paged_attention import KVPool, copy_blocks

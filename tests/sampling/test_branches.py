@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxllm.config.arguments import LOGPROBS_MODES
-from jaxllm.execution.compiler import PLATFORMS as JAX_NAMES
+from jaxllm.execution.programs.compiler import PLATFORMS as JAX_NAMES
 from jaxllm.sampling.sampler import sample_full, sample_plain, sample_truncated
 from tests.sampling.oracle import Row, make_batch, make_rules, steer, traced_for
 

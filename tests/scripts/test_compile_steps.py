@@ -8,10 +8,10 @@ from compile.compiled_step import find_host_calls
 from compile.steps import CLIPS, ENCODERS, find_frame_scores, find_programs, make_compiler
 from lib.shapes import GENERATION_CONFIGS, MODELS
 
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.encoders.alignment import AlignShape
 from jaxllm.execution.encoders.clips import ClipShape
 from jaxllm.execution.mesh import make_mesh
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.execution.step import StepShape
 
 pytestmark = pytest.mark.scripts
@@ -33,14 +33,14 @@ def test_programs_of_a_model_that_hears(name: str, num_heads: int) -> None:
     decode, smallest = programs["decode"], programs["smallest"]
     assert isinstance(decode, StepShape)
     assert isinstance(smallest, StepShape)
-    assert (decode.batch.bucket.num_seqs, smallest.batch.bucket.num_seqs) == (32, compiler.buckets[0].num_seqs)
+    assert (decode.batch.bucket.num_seqs, smallest.batch.bucket.num_seqs) == (32, compiler.shapes.buckets[0].num_seqs)
     assert decode.batch.first_timestamp == 50_365, "the rules of transcripts are on"
     assert all(step.batch.cross for step in (decode, smallest))
 
 
 def test_few_layers_take_all_heads_of_the_later_half() -> None:
     assert "alignment_heads" in GENERATION_CONFIGS["whisper-large-v3"]
-    assert compiler_of("whisper-large-v3").align_shapes[0] == AlignShape(
+    assert compiler_of("whisper-large-v3").shapes.align_shapes[0] == AlignShape(
         64, MODELS["whisper-large-v3"]["d_model"] // 64
     )
 

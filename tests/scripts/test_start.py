@@ -6,7 +6,7 @@ import pytest
 from compile import start
 from compile.start import Timeline, compile_start
 
-from jaxllm.execution.compiler import describe
+from jaxllm.execution.programs.shapes import describe
 from jaxllm.models import LayerLoop
 from tests.execution.support import make_compiler
 
@@ -34,7 +34,7 @@ def test_the_first_token_waits_for_one_program_and_the_weights(
     monkeypatch.setattr(start, "_BYTES_PER_SECOND", 1.0 if is_disk_slow else 1e30)
     monkeypatch.setattr(start, "timed_compile", lambda *_: {"lower_s": 1.0, "compile_s": 2.0})
     sizing, weights, *programs, last = compile_start(compiler)
-    assert [row["program"] for row in programs] == [describe(key) for key in compiler.programs()]
+    assert [row["program"] for row in programs] == [describe(key) for key in compiler.shapes.programs()]
     assert sizing["ends_s"] == programs[0]["begins_s"] == 3.0
     assert last["ends_s"] == (weights["ends_s"] if is_disk_slow else programs[0]["ends_s"])
     assert (weights["begins_s"], programs[0]["ends_s"]) == (0.0, 6.0)

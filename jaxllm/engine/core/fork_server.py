@@ -41,7 +41,7 @@ def _import_all() -> None:
     import pallas_kernels.linear.cpu.kernel
     import pallas_kernels.paged_attention.cpu
     import pallas_kernels.rms_norm.kernel  # noqa: F401
-    from jaxllm.execution.program_cache import code_digest
+    from jaxllm.execution.programs.cache import code_digest
     from jaxllm.models.registry import supported_architectures
     from pallas_kernels.native.compiling import source_digest
 

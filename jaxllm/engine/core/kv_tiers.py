@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 
 from jaxllm.exceptions import VLLMValidationError
-from jaxllm.execution.compiler import StepCompiler
 from jaxllm.execution.model_runner import ModelRunner
-from jaxllm.execution.program_cache import code_digest, cpu_digest
+from jaxllm.execution.programs.cache import code_digest, cpu_digest
+from jaxllm.execution.programs.compiler import StepCompiler
 from jaxllm.execution.tiers.folder import BlockFolder
 from jaxllm.execution.tiers.host_pool import HostPool
 from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS, move_shapes

@@ -29,14 +29,15 @@ from jaxllm.engine.core.hosts.wire import Agreement
 from jaxllm.engine.core.profiler import StepProfiler
 from jaxllm.engine.core.weight_updates import Updated, WeightUpdates
 from jaxllm.engine.transport.engine_ready import EngineReady
-from jaxllm.execution.compiler import ProgramKey, StepCompiler
 from jaxllm.execution.host_processors import HostProcessors
 from jaxllm.execution.launcher import Launcher
 from jaxllm.execution.mesh import param_bytes, param_format
 from jaxllm.execution.model_runner import ModelRunner
 from jaxllm.execution.pooled_step import NO_ACTIVATION, Activation
-from jaxllm.execution.program_cache import Folders, ProgramCache, code_digest, use_cache
-from jaxllm.execution.programs import Programs, find_pace
+from jaxllm.execution.programs.background import Programs, find_pace
+from jaxllm.execution.programs.cache import Folders, ProgramCache, code_digest, use_cache
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey
 from jaxllm.loading.load import init_dummy, load_params
 from jaxllm.loading.read_ahead import ReadAhead
 from jaxllm.lora.adapter_weights import load_adapter
@@ -163,7 +164,7 @@ def agreement(prepared: Prepared) -> Agreement:
 
 def _facts(prepared: Prepared) -> dict[str, str]:
     config, compiler = prepared.config, prepared.compiler
-    settings = compiler.config, compiler.options, compiler.buckets, compiler.mesh.size, config.args.seed
+    settings = compiler.config, compiler.options, compiler.shapes.buckets, compiler.mesh.size, config.args.seed
     tensors = sorted((name, info.shape, info.dtype) for name, info in config.checkpoint.tensors.items())
     come_from = {
         "the versions of jaxllm, jax, jaxlib, flax and numpy": code_digest(),
@@ -230,7 +231,9 @@ def prepare(config: EngineConfig) -> Prepared:
             raise size.refusal
         config, num_blocks = size.config, size.num_blocks
         compiler = StepCompiler(size.steps, model, config.mesh)
-        programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.programs(), compiler.rare_programs())
+        programs = _compile_ahead(
+            config, compiler, num_blocks, folders, compiler.shapes.programs(), compiler.shapes.rare_programs()
+        )
         begun.callback(programs.stop)
         prepared = Prepared(config, specs, compiler, programs, num_blocks, started, weights)
         if config.draft is not None and draft is not None:  # the model's own programs come first
@@ -256,7 +259,7 @@ def _prepare_draft(
     """Begin to compile the draft model's steps, for as many blocks as the model has."""
     started = time.monotonic()
     compiler = StepCompiler(step_config(config), model, config.mesh)
-    programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.draft_programs())
+    programs = _compile_ahead(config, compiler, num_blocks, folders, compiler.shapes.draft_programs())
     return Prepared(config, specs, compiler, programs, num_blocks, started)
 
 
@@ -326,7 +329,7 @@ def make_core(
         num_blocks,
         config.block_size,
         config.max_model_len,
-        len(compiler.programs()),
+        len(compiler.shapes.programs()),
         time.monotonic() - prepared.started,
     )
     overlap = config.async_scheduling and compiler.config.host_processors is None
@@ -489,7 +492,7 @@ def _scheduler_config(prepared: Prepared) -> SchedulerConfig:
         long_prefill_token_threshold=args.long_prefill_token_threshold,
         enable_chunked_prefill=config.enable_chunked_prefill,
         whole_tasks=frozenset(config.pooling.runs_whole_tasks if config.pooling else ()),
-        max_rows=compiler.max_rows,
+        max_rows=compiler.shapes.max_rows,
         keys_depend_on_prompt=_keys_depend_on_the_prompt(config),
         speculation=_speculation(config, prepared.draft),
         tracks_all_tokens=bool(config.logits_processors),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jaxllm.cli.main import main
-from jaxllm.execution.compiler import Upkeep
+from jaxllm.execution.programs.shapes import Upkeep
 from jaxllm.utils import child_process
 from tests.models.tiny import folder
 from tests.quick import QUICK_FLAGS

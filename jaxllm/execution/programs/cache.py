@@ -26,8 +26,9 @@ from jax.experimental.compilation_cache import compilation_cache
 
 import pallas_kernels
 from jaxllm import models, version
-from jaxllm.execution.compiler import ProgramKey, StepCompiler, describe
 from jaxllm.execution.options import counts
+from jaxllm.execution.programs.compiler import StepCompiler
+from jaxllm.execution.programs.shapes import ProgramKey, describe
 from jaxllm.utils.files import make_own, read_own, write_whole
 from jaxllm.utils.log import log_phase
 
@@ -188,7 +189,7 @@ class ProgramCache:
                 compiler.config,
                 compiler.options,
                 compiler.model.facts,
-                compiler.buckets,
+                compiler.shapes.buckets,
                 self._num_blocks,
             )
         )

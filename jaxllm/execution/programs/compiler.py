@@ -1,8 +1,7 @@
-"""List the programs of an engine and compile them from shapes alone, without parameters or device memory."""
+"""Compile the programs of an engine from shapes alone, without parameters or device memory."""
 
 from __future__ import annotations
 
-import enum
 import logging
 import math
 import threading
@@ -18,15 +17,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
-from jaxllm.execution.batch import num_token_rows
 from jaxllm.execution.caches import Caches, Pools
-from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape, align_shapes, run_alignment
+from jaxllm.execution.encoders.alignment import AlignInputs, AlignShape, run_alignment
 from jaxllm.execution.encoders.clips import ClipShape, run_clip_encoder
 from jaxllm.execution.encoders.patches import (
     WRITTEN_ROWS,
     EncoderShape,
     batch_spec,
-    encoder_shapes,
     run_encoder,
     write_rows,
 )
@@ -35,33 +32,26 @@ from jaxllm.execution.mesh import param_format, replicated
 from jaxllm.execution.options import (
     compiler_options,
     compiling_for,
-    min_rows,
-    single_row_pays,
     tracing,
     widens_rounded_weights,
 )
 from jaxllm.execution.packing import (
-    BatchShape,
     Bucket,
-    CrossShape,
     buffer_sizes,
-    make_buckets,
-    pick_bucket,
     rare_specs,
 )
 from jaxllm.execution.pooled_step import PoolShape, run_pooled_step
+from jaxllm.execution.programs.shapes import ProgramKey, ProgramShapes, Upkeep, describe
 from jaxllm.execution.step import DeviceState, StepOutput, StepShape, StepStatics, run_step
 from jaxllm.execution.step_config import StepConfig
-from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS, MoveShape, move_program, move_shapes
+from jaxllm.execution.tiers.move_shape import MOVED_BLOCKS, MoveShape, move_program
 from jaxllm.models.adapters import AdapterShape, lora_shapes, set_adapter
 from jaxllm.models.model import Model
 from jaxllm.models.params import ArraySpec, array_specs, stored, unflatten
 from jaxllm.models.shapes import grouped_shapes, head_shapes, linear_shapes, segment_shapes
-from jaxllm.sampling.inputs import RareRules, Sampling
+from jaxllm.sampling.inputs import RareRules
 from jaxllm.sampling.logprobs import fill_logprobs
-from jaxllm.sampling.processors import extra_args
 from jaxllm.sampling.token_counts import set_row
-from jaxllm.scheduling.plan import StepPlan
 from jaxllm.utils.log import log_phase
 from pallas_kernels import layer_norm, rms_norm
 from pallas_kernels.weights import num_bytes
@@ -70,42 +60,10 @@ logger = logging.getLogger(__name__)
 
 # The number of rows of logits that exist at a time. Steps rarely fill their rows, and empty tiles are not computed.
 _LOGITS_TILE = 64
-_STAND_IN_TOKENS = 128
-"""The bucket of this many tokens is compiled first, where its program can stand in for smaller buckets'."""
 PLATFORMS = {"cpu": "cpu", "gpu": "cuda", "tpu": "tpu"}
 """JAX's name for each of our platforms."""
 # Blocks that one run of the copy program moves; further ones take further runs.
 COPIES = 8
-
-
-class Upkeep(enum.Enum):
-    """Small programs that run between steps."""
-
-    MAKE_STATE = "make state"
-    """It takes nothing and returns (pools, the previous step's tokens, its hidden states), all zeros; the last are None
-    except for a draft head."""
-    COPY_BLOCKS = "copy blocks"
-    """It takes (pools, for each of them (sources [COPIES], targets [COPIES])) and returns the pools."""
-    MAKE_COUNTS = "make counts"
-    """It takes nothing and returns the token counts, all zeros."""
-    SET_COUNTS = "set counts"
-    """It takes (token counts, row index, row [v]) and returns the token counts."""
-    MAKE_ADAPTERS = "make adapters"
-    """It takes nothing and returns the adapters of all slots, all zeros."""
-    SET_ADAPTER = "set adapter"
-    """It takes (adapters, slot, the arrays of one adapter) and returns the adapters."""
-    MAKE_MEDIA = "make media"
-    """It takes nothing and returns the feature cache of images and videos, all zeros."""
-    WRITE_MEDIA = "write media"
-    """It takes (feature cache, rows [WRITTEN_ROWS, w], slots [WRITTEN_ROWS]) and returns the feature cache."""
-
-    @property
-    def is_of_adapters(self) -> bool:
-        """Return whether only an engine with adapters has it."""
-        return self in (Upkeep.MAKE_ADAPTERS, Upkeep.SET_ADAPTER)
-
-
-type ProgramKey = StepShape | PoolShape | EncoderShape | ClipShape | AlignShape | MoveShape | Upkeep
 
 
 class _Signature(NamedTuple):
@@ -125,7 +83,7 @@ class StepCompiler:
     def __init__(self, config: StepConfig, model: Model, mesh: Mesh) -> None:
         self.config, self.model, self.mesh = config, model, mesh
         self.caches = Caches(config.kv_layout, mesh)
-        self._least = max(min_rows(config.platform, model.dtype), config.row_alignment)
+        self.shapes = ProgramShapes(config, model)
         self.options = compiler_options(
             config.platform,
             model.dtype,
@@ -133,162 +91,7 @@ class StepCompiler:
             quantized=widens_rounded_weights(model),
             devices=list(mesh.devices.flat),
         )
-        most, halves = config.max_num_batched_tokens, config.platform == "gpu"
-        self.buckets = make_buckets(most, config.max_num_seqs, self._least, config.sizes, halves=halves)
-        if config.sizes is None and config.generates and single_row_pays(config.platform, model):
-            self.buckets = (Bucket(1, 1), *self.buckets)
-        # Made once: every step needs one.
-        self._batch_shapes = {bucket: self._batch_shape(bucket) for bucket in self.buckets}
-        self._has_decode_programs = all(
-            group.attention.takes_decodes_alone for group in (*config.groups, *config.cross_groups)
-        )
         self._tracing = threading.Lock()
-
-    @property
-    def has_stand_ins(self) -> bool:
-        """Return whether a larger program that is compiled may run a step instead of the right one that is not.
-
-        It may if rows do not depend on the shape of their batch, or if that is not promised, and nobody should wait: a
-        program for an accelerator takes seconds to compile, and all streams would wait for it.
-        """
-        return self.config.batch_invariant or self.config.platform != "cpu"
-
-    @property
-    def max_rows(self) -> int:
-        """Return the number of rows of a step's tokens, which is the same in every bucket."""
-        return self.buckets[-1].num_seqs
-
-    def programs(self) -> list[ProgramKey]:
-        """Return all programs, in the order in which a new engine needs them."""
-        upkeep = [Upkeep.MAKE_STATE, Upkeep.COPY_BLOCKS]
-        upkeep += [Upkeep.MAKE_COUNTS, Upkeep.SET_COUNTS] if self.config.generates else []
-        upkeep += [each for each in Upkeep if each.is_of_adapters and self.model.adapter_shape]
-        upkeep += [Upkeep.MAKE_MEDIA] if self.media_width else []
-        upkeep += [Upkeep.WRITE_MEDIA] if self.media_width and self.config.takes_embeds else []
-        upkeep += move_shapes(self.config)
-        of_towers = [shape for shapes in self.encoder_shapes.values() for shape in shapes]
-        others = [*of_towers, *self._pool_shapes(by_token=False), *upkeep]
-        plain, truncated, full = map(self._shapes, Sampling)
-        pooled = self._pool_shapes(by_token=True)
-        clips = self.clip_shapes  # which every request of an encoder-decoder begins with
-        if self.config.platform == "cpu":
-            return [*clips, *plain, *others, *truncated, *full, *pooled]
-        # Each compiles for seconds, and ordinary chat truncates: the largest of all kinds come first, which stand in.
-        steps = [shape for pair in zip(plain, truncated, strict=True) for shape in pair]
-        return [*clips, *steps[:4], *full[:1], *others, *steps[4:], *full[1:], *pooled]
-
-    @cached_property
-    def encoder_shapes(self) -> dict[str, list[EncoderShape]]:
-        """Return the programs of each tower, smallest first, by the part of the parameters that holds its."""
-        most = self.config.num_media_rows, self.config.num_video_frames
-        return {part: encoder_shapes(tower.settings, *most, part) for part, tower in self.model.towers.items()}
-
-    @property
-    def clip_shapes(self) -> list[ClipShape]:
-        """Return the program that encodes clips, in an encoder-decoder; none in other models."""
-        return [ClipShape(self.config.num_frames)] if self.model.encoder else []
-
-    @property
-    def align_shapes(self) -> list[AlignShape]:
-        """Return the programs that align transcripts, smallest first; none in a model that hears no clips.
-
-        Each is compiled once it is first asked for.
-        """
-        return align_shapes(self.model, self.config.alignment_heads) if self.model.encoder else []
-
-    def draft_programs(self) -> list[ProgramKey]:
-        """Return the programs of a draft model, in the order in which it needs them; all its steps are plain."""
-        return [*self._shapes(Sampling.PLAIN), Upkeep.MAKE_STATE]
-
-    def shapes(self) -> list[StepShape]:
-        """Return the programs of steps that sample, in the same order."""
-        return [shape for sampling in Sampling for shape in self._shapes(sampling)]
-
-    def rare_programs(self) -> list[ProgramKey]:
-        """Return the programs that many engines never need, and that are not held until then.
-
-        On an accelerator a step would wait for the load, and the host has memory for all.
-        """
-        if self.config.platform != "cpu":
-            return []
-        pooled = self._pool_shapes(by_token=True) if self.config.pools_sequences else ()
-        return [*self._shapes(Sampling.TRUNCATED), *self._shapes(Sampling.FULL), *pooled]
-
-    def _shapes(self, sampling: Sampling) -> list[StepShape]:
-        if not self.config.generates:
-            return []
-        shapes = (
-            self.step_shape(x, sampling, has_chunks=has_chunks)
-            for x in self._ordered_buckets()
-            for has_chunks in (False, True)
-        )
-        return list(dict.fromkeys(shapes))
-
-    def _pool_shapes(self, *, by_token: bool) -> list[PoolShape]:
-        if not (self.config.pools_tokens if by_token else self.config.pools_sequences):
-            return []
-        return [self.pool_shape(bucket, by_token=by_token) for bucket in dict.fromkeys(self._ordered_buckets())]
-
-    def _ordered_buckets(self) -> list[Bucket]:
-        # The first steps are the largest, then come the decodes.
-        order = [self.buckets[-1], *self.buckets]
-        if self.config.batch_invariant:
-            # The first is one that fits most first prompts, and runs quickly.
-            stand_in = pick_bucket(self.buckets, min(_STAND_IN_TOKENS, self.buckets[-1].num_tokens), 1)
-            order = [stand_in, self.buckets[0], *order]
-        elif self.has_stand_ins:
-            # The largest stands in for all, and the largest step of decodes for all of those.
-            decodes = pick_bucket(self.buckets, self.max_rows, self.max_rows)
-            order = [self.buckets[-1], decodes, *self.buckets]
-        return order
-
-    @property
-    def batch_shapes(self) -> list[BatchShape]:
-        """Return the shape of each bucket's steps, the smallest first."""
-        return list(self._batch_shapes.values())
-
-    def batch_shape(self, plan: StepPlan) -> BatchShape:
-        """Return the smallest shape that holds a step."""
-        num_tokens = num_token_rows(plan, self.config.row_alignment)
-        return self._batch_shapes[pick_bucket(self.buckets, num_tokens, plan.num_rows)]
-
-    def step_shape(self, bucket: Bucket, sampling: Sampling, *, has_chunks: bool = True) -> StepShape:
-        """Return the program of a bucket, for steps with chunks of several tokens or without."""
-        is_full = sampling is Sampling.FULL
-        return StepShape(
-            self._batch_shapes[bucket],
-            sampling=sampling,
-            # Full steps are rare, and not worth two programs.
-            decodes_only=self._has_decode_programs
-            and bucket.num_tokens == bucket.num_seqs
-            and not (is_full or has_chunks),
-            num_logprobs=max(1, self.config.max_logprobs) if is_full else 0,
-            logprobs_mode=self.config.logprobs_mode,
-            max_rows=self.max_rows,
-        )
-
-    def pool_shape(self, bucket: Bucket, *, by_token: bool) -> PoolShape:
-        """Return the program of a bucket for steps that pool."""
-        return PoolShape(self._batch_shapes[bucket], by_token)
-
-    def larger[Shape: (StepShape, PoolShape)](self, shape: Shape) -> list[Shape]:
-        """Return the programs that can run a program's steps too, by bucket, the smallest first.
-
-        In a bucket those that sample more come last: they cost less than the rows of a larger bucket.
-        """
-        buckets = self.buckets[self.buckets.index(shape.batch.bucket) :]
-        shapes: list[Any]
-        if isinstance(shape, PoolShape):
-            shapes = [self.pool_shape(bucket, by_token=shape.by_token) for bucket in buckets]
-        else:
-            kinds = list(Sampling)
-            shapes = [
-                self.step_shape(bucket, sampling, has_chunks=has_chunks)
-                for bucket in buckets
-                for sampling in kinds[kinds.index(shape.sampling) :]
-                for has_chunks in ((False, True) if shape.decodes_only else (True,))
-            ]
-        return [each for each in dict.fromkeys(shapes) if each != shape]
 
     def counts_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the token counts: a row for requests that count nothing, and one per sequence."""
@@ -296,7 +99,7 @@ class StepCompiler:
 
     def tokens_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of a step's tokens."""
-        return self._replicated((self.max_rows,), jnp.int32)
+        return self._replicated((self.shapes.max_rows,), jnp.int32)
 
     def rare_spec(self, bucket: Bucket) -> RareRules:
         """Return shape and dtype of each array that is sent on its own."""
@@ -423,7 +226,7 @@ class StepCompiler:
 
     def _hidden_spec(self) -> jax.ShapeDtypeStruct | None:
         """Return shape and dtype of the hidden states that a draft head keeps from step to step."""
-        shape = self.max_rows, self.model.config.hidden_size
+        shape = self.shapes.max_rows, self.model.config.hidden_size
         return self._replicated(shape, self.model.dtype) if self._is_head else None
 
     def _step(self, shape: StepShape) -> Callable[..., tuple[DeviceState, StepOutput]]:
@@ -433,18 +236,19 @@ class StepCompiler:
 
     @cached_property
     def _statics(self) -> StepStatics:
+        config, max_rows = self.config, self.shapes.max_rows
         return StepStatics(
             model=self.model,
             caches=self.caches,
             mesh=self.mesh,
-            processors=self.config.processors,
-            transcript_rules=self.config.transcript_rules,
+            processors=config.processors,
+            transcript_rules=config.transcript_rules,
             # On a GPU the host would drive a loop, and the step would no longer be one CUDA graph. Logits processors on
             # the host take all rows at once.
-            logits_tile=self.max_rows if self.config.platform == "gpu" or self.config.host_processors else _LOGITS_TILE,
+            logits_tile=max_rows if config.platform == "gpu" or config.host_processors else _LOGITS_TILE,
             # Elsewhere reading the head's weights takes all the time, and rows are cheap.
-            few_rows=self._least if self.config.platform == "cpu" and not self.config.host_processors else None,
-            skips_unused=self.config.platform != "gpu",
+            few_rows=self.shapes.least_rows if config.platform == "cpu" and not config.host_processors else None,
+            skips_unused=config.platform != "gpu",
         )
 
     def _pooled_step(self, shape: PoolShape) -> Callable[..., tuple[Pools, jax.Array]]:
@@ -482,23 +286,15 @@ class StepCompiler:
         log_phase(logger, describe(key), time.perf_counter() - started)
         return compiled
 
-    @property
-    def largest_step(self) -> ProgramKey:
-        """Return the step that takes the most memory."""
-        bucket = self.buckets[-1]
-        if self.config.generates:
-            return self.step_shape(bucket, Sampling.PLAIN if self._is_head else Sampling.FULL)
-        return self.pool_shape(bucket, by_token=self.config.pools_tokens)
-
     def used_bytes(self) -> int:
         """Return the bytes of one device that the largest step takes besides the pool.
 
         They hold parameters, inputs, token counts, scratch, and on a TPU the program's code. They hardly depend on the
         number of blocks, so it is compiled with 2.
         """
-        memory = self._memory(self.largest_step)
-        largest = {part: self._memory(shapes[-1]) for part, shapes in self.encoder_shapes.items()}
-        clips = [self._memory(key) for key in self.clip_shapes]
+        memory = self._memory(self.shapes.largest_step)
+        largest = {part: self._memory(shapes[-1]) for part, shapes in self.shapes.encoder_shapes.items()}
+        clips = [self._memory(key) for key in self.shapes.clip_shapes]
         arguments = memory.argument_size_in_bytes - self.config.kv_layout.bytes(2)
         # The patches of an image come while the step before still runs.
         arguments += sum(each.argument_size_in_bytes - self._held_by(part) for part, each in largest.items())
@@ -518,30 +314,6 @@ class StepCompiler:
             raise RuntimeError(f"the compiler for {self.config.platform} does not say how much memory it needs")
         return memory
 
-    def _batch_shape(self, bucket: Bucket) -> BatchShape:
-        max_blocks = -(-self.config.max_model_len // self.config.block_size)
-        tiles = tuple(group.attention.tiles.query for group in self.config.groups)
-        cross = [
-            CrossShape(self.config.num_frames, self.config.kv_layout.clip_blocks, group.attention.tiles.query)
-            for group in self.config.cross_groups[:1]
-        ]
-        arguments = tuple(extra_args(self.config.processors).items())
-        attention_chunks = tuple(group.attention_chunk for group in self.config.groups)
-        return BatchShape(
-            bucket,
-            max_blocks,
-            tiles,
-            attention_chunks,
-            self.config.row_alignment,
-            arguments,
-            has_states=bool(self.config.states),
-            max_drafts=self.config.max_drafts,
-            has_media=self.media_width > 0,
-            has_vectors=self.config.vectors_shape is not None,
-            cross=cross[0] if cross else None,
-            first_timestamp=rules.first_timestamp if (rules := self.config.transcript_rules) else None,
-        )
-
     @cached_property
     def _param_specs(self) -> dict[str, Any]:
         """Return shape, dtype and sharding of all parameters."""
@@ -559,19 +331,11 @@ class StepCompiler:
         adapters = {} if self.model.adapter_shape is None else {"adapters": self.adapters_spec()}
         vectors = self.config.vectors_shape
         steering = {} if vectors is None else {"steering": self._replicated(vectors, jnp.float32)}
-        return params | adapters | steering | ({"media": self.media_spec()} if self.media_width else {})
+        return params | adapters | steering | ({"media": self.media_spec()} if self.shapes.media_width else {})
 
     def media_spec(self) -> jax.ShapeDtypeStruct:
         """Return shape and dtype of the feature cache."""
-        return self._replicated((self.config.num_media_rows, self.media_width), self.model.dtype)
-
-    @property
-    def media_width(self) -> int:
-        """Return the numbers of a row of the feature cache, without towers those of an embedding; 0 for no cache."""
-        if not self.model.towers:
-            return self.model.config.hidden_size if self.config.takes_embeds else 0
-        tower = next(iter(self.model.towers.values()))  # the rows of all have one width
-        return tower.settings.output_size
+        return self._replicated((self.config.num_media_rows, self.shapes.media_width), self.model.dtype)
 
     def adapters_spec(self, shape: AdapterShape | None = None) -> Any:
         """Return shape, dtype and sharding of the adapters' arrays, for the model's slots or others."""
@@ -579,22 +343,3 @@ class StepCompiler:
 
     def _placed(self, spec: ArraySpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=param_format(self.mesh, spec))
-
-
-def describe(key: ProgramKey) -> str:
-    """Return a readable name of a program."""
-    if isinstance(key, Upkeep):
-        return key.value
-    if isinstance(key, MoveShape):
-        return key.describe()
-    if isinstance(key, EncoderShape):
-        return f"{key.num_slots} patches{' of sound' * (key.part == 'audio')}"
-    if isinstance(key, ClipShape):
-        return f"{key.num_frames} frames"
-    if isinstance(key, AlignShape):
-        return f"{key.num_tokens} tokens aligned"
-    bucket = key.batch.bucket
-    if isinstance(key, PoolShape):
-        return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, pooled{' by token' * key.by_token}"
-    kind = f"{key.sampling.value}{', decodes alone' * key.decodes_only}"
-    return f"{bucket.num_tokens} tokens of {bucket.num_seqs} sequences, {kind}"

@@ -1,0 +1,1 @@
+"""The programs of an engine: what they are, how they are compiled, ahead if possible, and kept on disk."""
