@@ -75,15 +75,16 @@ def several_served(path: Path, models: dict[str, Any], *words: str) -> Iterator[
 
     async def run() -> None:
         loops.append(asyncio.get_running_loop())
-        registry: ServedModels[Any] = init_models_state(read_models(args), app.state, args, ForkServer())
-        watching = asyncio.create_task(registry.watch())
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            await asyncio.sleep(0.01)
-        is_started.set()
-        await serving
-        watching.cancel()
-        await registry.close()
+        with contextlib.closing(ForkServer()) as forks:
+            registry: ServedModels[Any] = init_models_state(read_models(args), app.state, args, forks)
+            watching = asyncio.create_task(registry.watch())
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            while not server.started:
+                await asyncio.sleep(0.01)
+            is_started.set()
+            await serving
+            watching.cancel()
+            await registry.close()
 
     thread = threading.Thread(target=asyncio.run, args=(run(),), name="server")
     thread.start()
