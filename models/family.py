@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 from flax import nnx
@@ -125,7 +125,7 @@ class Family:
     def has_tensors_like(self, pattern: str) -> bool:
         """Return whether a glob pattern of whole names fits names with one of the family's prefixes."""
         starts = {start for prefix in self.prefixes for start in (prefix.body, prefix.head) if start}
-        return any(fnmatchcase(start, pattern) for start in starts)
+        return any(fnmatch.fnmatchcase(start, pattern) for start in starts)
 
     def is_stored(self, tensor_names: Collection[str]) -> bool:
         """Return whether a checkpoint has the family's parameters, as far as its tensor names are known."""
@@ -160,10 +160,14 @@ class Family:
         if is_tied and self._stored_tables(tensor_names) == {HEAD}:
             names = {**names, EMBEDDING: names[HEAD]}
         for others in self.other_names:
-            ends = {tensor.name.rpartition("}")[2] for tensor in others.values()}
-            if all(any(name.endswith(end) for name in tensor_names) for end in ends):
+            if all(self._has_tensor(name, tensor_names) for name in {tensor.name for tensor in others.values()}):
                 return {**names, **others}
         return names
+
+    def _has_tensor(self, name: str, tensor_names: Collection[str]) -> bool:
+        """Return whether a checkpoint has a tensor of any layer with a name, under any of the family's prefixes."""
+        patterns = {name.format(**prefixes._asdict(), l="*", e="*") for prefixes in self._all_prefixes}
+        return any(fnmatch.filter(tensor_names, pattern) for pattern in patterns)
 
     def find_prefixes(self, tensor_names: Collection[str]) -> Prefixes:
         """Return the prefixes under which the checkpoint has the `marks` or final norm; by default the first ones."""

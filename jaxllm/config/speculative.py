@@ -11,6 +11,8 @@ from jaxllm.speculation.drafter import SpeculationSettings
 
 GROUP = "speculative_config"
 METHODS = ("ngram", "suffix", "draft_model", "mtp", "eagle3")
+MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp")
+"""Older names of "mtp", by the models that it is for."""
 HEADS = ("mtp", "eagle3")
 """The methods of draft heads, which read the model's features of its tokens."""
 MAX_DRAFTS = 64
@@ -117,7 +119,7 @@ class SpeculativeConfig:
     def drafter(self) -> str:
         """Return the method, by default that of the named model."""
         if self.method is not None:
-            return self.method
+            return "mtp" if self.method in MTP_NAMES else self.method
         return "ngram" if self.model is None or self.model in _NGRAM_MODELS else "draft_model"
 
     def settings(self, num_free_rows: float) -> SpeculationSettings:
@@ -139,7 +141,7 @@ class SpeculativeConfig:
     def _check_method(self) -> None:
         if self.model is not None:
             check_str(f"{GROUP}.model", self.model, _MAX_NAME, parameter=GROUP)
-        if (self.method is None and not self.model) or (self.method is not None and self.method not in METHODS):
+        if (self.method is None and not self.model) or (self.method is not None and self.drafter not in METHODS):
             message = f"{GROUP}: method={shown(self.method)} is not supported; use one of {', '.join(METHODS)}."
             raise VLLMValidationError(message, parameter=GROUP, value=self.method)
         names_ngram, needs_model = self.model in _NGRAM_MODELS, self.drafter in ("draft_model", "eagle3")

@@ -1,4 +1,4 @@
-"""Heads that predict the token after the next (MTP): an extra layer after the last one of DeepSeek V3 and GLM-4.5.
+"""Heads that predict the token after the next (MTP): an extra layer in checkpoints of DeepSeek V3, GLM-4.5 and Qwen3.5.
 
 The layer is one of the model's own kind. Its input is the model's hidden state of a token beside the embedding of the
 token that follows, each normed and both projected together; embedding and output head are the model's. For each further
@@ -18,19 +18,27 @@ from jax.typing import DTypeLike
 
 from ..config import DraftHead, FeatureSpec, ModelConfig
 from ..family import Family
-from ..fields import read_int
+from ..fields import read_int, read_mapping
 from ..inputs import TokenBatch
 from ..layers import Frame, RMSNorm, declare, linear
 from ..names import TensorName
 from .deepseek import DEEPSEEK_V3
 from .glm4_moe import GLM4_MOE
 from .glm4_moe_lite import GLM4_MOE_LITE
+from .qwen3_5 import FAMILIES as QWEN3_5
+from .qwen3_next import FAMILIES as QWEN3_NEXT
 
 _MTP_NAMES = {
     "final_norm.scale": TensorName("{body}layers.{l}.shared_head.norm.weight", "d -> d"),
     "token_norm.scale": TensorName("{body}layers.{l}.enorm.weight", "d -> d"),
     "feature_norm.scale": TensorName("{body}layers.{l}.hnorm.weight", "d -> d"),
     "fuse": TensorName("{body}layers.{l}.eh_proj.weight", "d f -> d f"),
+}
+_APART_NAMES = {
+    "final_norm.scale": TensorName("mtp.norm.weight", "d -> d"),
+    "token_norm.scale": TensorName("mtp.pre_fc_norm_embedding.weight", "d -> d"),
+    "feature_norm.scale": TensorName("mtp.pre_fc_norm_hidden.weight", "d -> d"),
+    "fuse": TensorName("mtp.fc.weight", "d f -> d f"),
 }
 
 
@@ -54,7 +62,7 @@ class _MTPFrame(Frame):
 
 
 def _mtp_of(family: Family, architecture: str) -> Family:
-    """Return the family of MTP heads of a family of models."""
+    """Return the family of MTP heads of a family of models, whose layer follows the model's last one."""
 
     def read_config(hf: Mapping[str, Any]) -> ModelConfig:
         if not read_int(hf, "num_nextn_predict_layers", 0, minimum=0):
@@ -68,19 +76,52 @@ def _mtp_of(family: Family, architecture: str) -> Family:
     return replace(family, config_from_hf=read_config, names=names, frame=_MTPFrame, leaves_out=("*",))
 
 
-_DEEPSEEK_MTP = _mtp_of(DEEPSEEK_V3, "DeepSeekMTPModel")
-_GLM4_MOE_MTP = _mtp_of(GLM4_MOE, "Glm4MoeMTPModel")
-_GLM4_MOE_LITE_MTP = _mtp_of(GLM4_MOE_LITE, "Glm4MoeLiteMTPModel")
-FAMILIES = {
-    "DeepSeekMTPModel": _DEEPSEEK_MTP,
-    "Glm4MoeMTPModel": _GLM4_MOE_MTP,
-    "Glm4MoeLiteMTPModel": _GLM4_MOE_LITE_MTP,
-}
+def _apart_mtp_of(family: Family, architecture: str) -> Family:
+    """Return the family of MTP heads of a family of hybrids: a layer of attention, apart from the model's layers."""
+
+    def read_config(hf: Mapping[str, Any]) -> ModelConfig:
+        text = read_mapping(hf, "text_config") if family.is_wrapper else hf
+        if not read_int(text, "mtp_num_hidden_layers", 1, minimum=0):
+            raise ValueError("mtp_num_hidden_layers is 0: the checkpoint has no layer that predicts further tokens")
+        config = family.config_from_hf(hf)
+        layer = next(layer for layer in reversed(config.layers) if layer.state is None)
+        head = DraftHead(features=FeatureSpec((), config.hidden_size), first_layer=0)
+        return replace(config, architecture=architecture, layers=(layer,), draft_head=head)
+
+    def apart(names: Mapping[str, TensorName]) -> dict[str, TensorName]:
+        return {
+            path: name._replace(name=name.name.replace("{body}layers.", "mtp.layers.")) for path, name in names.items()
+        }
+
+    return replace(
+        family,
+        config_from_hf=read_config,
+        names={**apart(family.names), **_APART_NAMES},
+        other_names=tuple(map(apart, family.other_names)),
+        frame=_MTPFrame,
+        vision=None,
+        leaves_out=("*",),
+    )
+
+
 MTP_HEADS = MappingProxyType(
     {
         "DeepseekV3ForCausalLM": "DeepSeekMTPModel",
         "Glm4MoeForCausalLM": "Glm4MoeMTPModel",
         "Glm4MoeLiteForCausalLM": "Glm4MoeLiteMTPModel",
+        "Qwen3NextForCausalLM": "Qwen3NextMTP",
+        "Qwen3_5ForCausalLM": "Qwen3_5TextMTP",
+        "Qwen3_5ForConditionalGeneration": "Qwen3_5MTP",
+        "Qwen3_5MoeForCausalLM": "Qwen3_5MoeTextMTP",
+        "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeMTP",
     }
 )
-"""The draft head that checkpoints of an architecture may have after their last layer."""
+"""The draft head that checkpoints of an architecture may have."""
+_FOLLOWING = {
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "Glm4MoeForCausalLM": GLM4_MOE,
+    "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
+}
+FAMILIES = {MTP_HEADS[name]: _mtp_of(family, MTP_HEADS[name]) for name, family in _FOLLOWING.items()} | {
+    MTP_HEADS[name]: _apart_mtp_of(family, MTP_HEADS[name]) for name, family in {**QWEN3_NEXT, **QWEN3_5}.items()
+}

@@ -70,6 +70,7 @@ METHODS = {
     "eagle3": Method({"method": "eagle3", "model": str(DATA / "heads" / "eagle3")}, DATA / "tiny" / "llama2", True),
     "hybrid": Method({"method": "ngram"}, HYBRID),
     "hybrid_suffix": Method({"method": "suffix"}, HYBRID),
+    "hybrid_mtp": Method({"method": "mtp"}, DATA / "heads" / "mtp_qwen3_5", True),
     "hybrid_draft_model": Method({"method": "draft_model", "model": str(MODEL)}, HYBRID, True),
 }
 type Request = tuple[list[int], SamplingParams]

@@ -4,14 +4,16 @@ Needs the environment of `tiny_checkpoints`: `python scripts/make.py draft_heads
 same bytes.
 
 HF Transformers runs no draft heads, but it has all their parts. An MTP case is a checkpoint of tests/data/tiny with one
-layer more; an EAGLE-3 case is a head alone, for one of those checkpoints. Each has golden.npz, computed in float32 over
-the goldens of that checkpoint: the head's outputs at all positions, and its greedy guesses after the last.
+layer more, after its last one or apart; an EAGLE-3 case is a head alone, for one of those checkpoints. Each has
+golden.npz, computed in float32 over the goldens of that checkpoint: the head's outputs at all positions, and its greedy
+guesses after the last.
 """
 
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -55,14 +57,30 @@ def normed(size: int, eps: float) -> LlamaRMSNorm:
     return LlamaRMSNorm(size, eps=eps)
 
 
-def rounded(module: nn.Module, seed: int) -> nn.Module:
+def rounded(module: nn.Module, seed: int, *, norm_offset: float = 0.0) -> Any:
     """Return a module with weights drawn anew that bfloat16 holds exactly."""
-    fill(module, seed, norm_offset=0.0, scales_embeddings=False)
+    fill(module, seed, norm_offset=norm_offset, scales_embeddings=False)
     return module.to(torch.bfloat16).float().eval()
 
 
 def named(module: nn.Module, prefix: str) -> dict[str, torch.Tensor]:
     return {f"{prefix}{name}": tensor.to(torch.bfloat16) for name, tensor in module.state_dict().items()}
+
+
+def split(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return tensors with those of experts divided, one for each expert and matrix."""
+    divided: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        module, dot, matrix = name.rpartition("experts.")
+        if matrix not in ("gate_up_proj", "down_proj"):
+            divided[name] = tensor
+            continue
+        for number, expert in enumerate(tensor):
+            matrices = expert.chunk(2) if matrix == "gate_up_proj" else (expert,)
+            names = ("gate_proj", "up_proj") if matrix == "gate_up_proj" else ("down_proj",)
+            for part, values in zip(names, matrices, strict=True):
+                divided[f"{module}{dot}{number}.{part}.weight"] = values.contiguous()
+    return divided
 
 
 def save(tensors: dict[str, torch.Tensor], folder: Path) -> None:
@@ -110,6 +128,46 @@ def make_mtp(base: Path, folder: Path, seed: int) -> tuple[Any, Callable[[torch.
         x = layer.float()(x, position_ids=positions, position_embeddings=rope)[0]
         hidden = parts["shared_head"]["norm"](x)
         return hidden, parts["shared_head"]["head"](hidden)
+
+    return model, first, head
+
+
+def make_apart_mtp(base: Path, folder: Path, seed: int) -> tuple[Any, Callable[[torch.Tensor], torch.Tensor], Head]:
+    """Write an MTP head as Qwen3-Next and Qwen3.5 have it: a layer of attention, apart from the model's layers."""
+    config = json.loads((base / "config.json").read_text())
+    text = config.get("text_config", config)
+    d, eps = text["hidden_size"], text["rms_norm_eps"]
+    model = getattr(transformers, config["architectures"][0]).from_pretrained(base, dtype=torch.float32).eval()
+    decoder = getattr(model.model, "language_model", model.model)
+    last = next(layer for layer in reversed(decoder.layers) if hasattr(layer, "self_attn"))
+    norm = type(decoder.norm)
+    parts = nn.ModuleDict(
+        {
+            "fc": linear(d, 2 * d),
+            "pre_fc_norm_embedding": norm(d, eps=eps),
+            "pre_fc_norm_hidden": norm(d, eps=eps),
+            "layers": nn.ModuleList([copy.deepcopy(last)]),
+            "norm": norm(d, eps=eps),
+        }
+    )
+    parts = rounded(parts, seed, norm_offset=1.0)
+    folder.mkdir(parents=True)
+    tensors = named(parts, "mtp.")
+    save(load_file(base / "model.safetensors") | (tensors if base.name == "qwen3_5_moe" else split(tensors)), folder)
+    text["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+    def first(ids: torch.Tensor) -> torch.Tensor:
+        return model.model(input_ids=ids[None]).last_hidden_state[0]
+
+    def head(ids: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        both = parts["pre_fc_norm_embedding"](decoder.embed_tokens(ids)), parts["pre_fc_norm_hidden"](hidden)
+        x = parts["fc"](torch.cat(both, dim=-1))[None]
+        positions = torch.arange(len(ids))[None]
+        rope = decoder.rotary_emb(x, position_ids=positions)
+        x = parts["layers"][0](x, position_ids=positions, position_embeddings=rope)[0]
+        hidden = parts["norm"](x)
+        return hidden, model.lm_head(hidden)
 
     return model, first, head
 
@@ -190,6 +248,9 @@ CASES = {
     "mtp_deepseek_v3": Case("deepseek_v3", make_mtp),
     "mtp_glm4_moe": Case("glm4_moe", make_mtp),
     "mtp_glm4_moe_lite": Case("glm4_moe_lite", make_mtp),
+    "mtp_qwen3_next": Case("qwen3_next", make_apart_mtp),
+    "mtp_qwen3_5": Case("qwen3_5", make_apart_mtp),
+    "mtp_qwen3_5_moe": Case("qwen3_5_moe", make_apart_mtp),
     "eagle3": Case("llama2", eagle3((0, 1, 2), is_speculators=False)),
     "eagle3_speculators": Case("qwen3", eagle3((2, 1), is_speculators=True)),
 }

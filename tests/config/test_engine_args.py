@@ -355,6 +355,7 @@ def test_flags_of_adapters_and_drafts():
     named = parse("--model", "m", "--spec-model", "a/draft")
     assert named.speculation() == SpeculativeConfig(model="a/draft")
     assert SpeculativeConfig(model="a/draft").settings(8.0).method == "draft_model"
+    assert SpeculativeConfig("qwen3_5_mtp").settings(8.0) == SpeculativeConfig("mtp").settings(8.0)
     assert EngineArgs(model="m").speculation() is None
 
 

@@ -23,7 +23,7 @@ from tests.models.tiny import folder
 
 pytestmark = [pytest.mark.usefixtures("quick_compile", "estimated_costs"), pytest.mark.families]
 
-FULL = ("eagle3", "mtp_deepseek_v3")
+FULL = ("eagle3", "mtp_deepseek_v3", "mtp_qwen3_5")
 """The cases in which whole workloads are run."""
 SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 128,
@@ -86,16 +86,20 @@ def test_the_model_lends_its_tables(engine: tuple[str, Engine]) -> None:
     assert isinstance(runner, ModelRunner)
     assert runner._draft is not None
     params, head = runner.launcher.params, runner._draft.launcher.params
-    lent = {name for name in ("embed", "lm_head") if head[name]["table"] is params.get(name, params["embed"])["table"]}
-    assert lent == {"eagle3": {"embed"}, "eagle3_speculators": set[str]()}.get(case, {"embed", "lm_head"})
-    assert set(head) >= {"embed", "lm_head", "fuse", "layers"}
+    tables = {name: params.get(name, params["embed"])["table"] for name in head.keys() & {"embed", "lm_head"}}
+    lent = {name for name, table in tables.items() if head[name]["table"] is table}
+    tied = {"embed"}
+    expected = {"eagle3": {"embed"}, "eagle3_speculators": set[str](), "mtp_qwen3_5": tied}
+    assert lent == expected.get(case, {"embed", "lm_head"})
+    assert set(head) >= {"embed", "fuse", "layers"}
+    assert "lm_head" in head or lent == tied
 
 
 def test_guesses_change_nothing_and_do_not_depend_on_company(engine: tuple[str, Engine]) -> None:
     """A head's state is the same after right drafts and wrong ones, preemptions, and prompts in chunks."""
     case, (llm, scheduler, guesses) = engine
     if case not in FULL:
-        pytest.skip("whole workloads are run with two heads")
+        pytest.skip("whole workloads are run with three heads")
     guesses.answers = {}
     alone = [output for job in JOBS for output in run_together(llm, [job])]
     expected, guesses.seen = guesses.seen, {}
@@ -143,8 +147,8 @@ def test_features_are_copied_with_blocks(engine: tuple[str, Engine]) -> None:
     for count in (1, 3):
         assert llm.reset_prefix_cache()
         guesses.seen = {}
-        params = SamplingParams(n=count, temperature=0.02, top_k=1, max_tokens=8, ignore_eos=True)
-        run_together(llm, [Job([9, *range(30, 50)], params)])
+        params = SamplingParams(n=count, temperature=0.01, top_k=1, max_tokens=8, ignore_eos=True, seed=7)
+        run_together(llm, [Job([9, *range(70, 90)], params)])
         seen.append(guesses.seen)
     common = seen[0].keys() & seen[1].keys()
     assert len(common) > 2
@@ -199,7 +203,8 @@ def test_a_reset_engine_guesses_again(engine: tuple[str, Engine]) -> None:
         (folder("llama2"), {"method": "eagle3", "model": str(folder("phi3"))}, "num_hidden_layers is 2"),
         (folder("gemma3"), {"method": "eagle3", "model": "/not/there"}, "/not/there"),
         (folder("qwen2_moe"), {"method": "eagle3", "model": str(HEADS / "eagle3")}, "reads 144 numbers .* has 96"),
-        (folder("qwen3_5"), {"method": "mtp"}, "is for DeepseekV3ForCausalLM, .* Qwen3_5ForConditionalGeneration"),
+        (folder("nemotron_h"), {"method": "mtp"}, "is for DeepseekV3ForCausalLM, .* NemotronHForCausalLM"),
+        (folder("qwen3_5"), {"method": "mtp"}, "missing: mtp.fc.weight"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused(model: Path, config: dict[str, Any], words: str) -> None:

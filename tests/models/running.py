@@ -172,7 +172,7 @@ def recurrence_of(group: CacheGroup) -> Callable[..., Any]:
     return state_ops_of(group).run
 
 
-def state_inputs(start: int, count: int) -> StateBatch:
+def state_inputs(start: int, count: int | Array) -> StateBatch:
     """Return the slots of one sequence's state for a chunk: slot 1, if it has begun."""
     none, one, ends = int32([0]), int32([1]), int32([count])
     return StateBatch(

@@ -16,11 +16,11 @@ from jax import Array
 from jaxllm.loading.load import load_params
 from jaxllm.loading.open import open_checkpoint
 from jaxllm.models import LayerLoop, Model, ModelSpecs, get_family
-from jaxllm.models.config import DraftHead
+from jaxllm.models.config import DraftHead, FeatureSpec
 from jaxllm.models.families.eagle3 import EAGLE3_HEAD
 from jaxllm.models.families.mtp import MTP_HEADS
 from tests.models.heads import CASES, HEADS, model_folder, read_goldens
-from tests.models.running import attention_of, chunk_inputs, empty_pools
+from tests.models.running import attention_of, chunk_inputs, empty_pools, recurrence_of, state_inputs
 
 pytestmark = pytest.mark.models
 
@@ -45,7 +45,7 @@ def build(case: str, loop: LayerLoop) -> tuple[Model, Any, Model, Any]:
     model = Model(ModelSpecs(config, jnp.float32, loop), features=head_config.draft_head.features)
     specs = model.specs.param_specs(checkpoints[0].tensors)
     tables = ("embed.table", "lm_head.table") if case.startswith("mtp") else ("embed.table",)
-    lent = {path: specs[path] for path in tables}
+    lent = {path: specs[path] for path in tables if path in specs}
     head = Model(ModelSpecs(head_config, jnp.float32, loop, lent=lent))
     params = load_params(specs, checkpoints[0])
     own_specs = {
@@ -59,19 +59,21 @@ def build(case: str, loop: LayerLoop) -> tuple[Model, Any, Model, Any]:
 def runner(case: str, loop: LayerLoop) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that gives the log-probabilities [t, v] of all tokens of a sequence except the first two."""
     model, params, head, head_params = build(case, loop)
-    groups = [list(each.plan.groups) for each in (model, head)]
+    plan, of_head = model.plan, [attention_of(group) for group in head.plan.groups]
+    ops = [attention_of(group) for group in plan.attention_groups]
+    ops += [recurrence_of(group) for group in plan.state_groups]
 
     @jax.jit
     def step(
         params: Any, head_params: Any, pools: Any, head_pools: Any, inputs: Any, head_inputs: Any, count: Array
     ) -> Array:
-        attention = [[attention_of(group) for group in each] for each in groups]
         tokens, batch = inputs
-        out = model.forward(params, pools, tokens, [batch] * len(groups[0]), attention=attention[0])
+        batches = [*(batch for _ in plan.attention_groups), *(state_inputs(0, count) for _ in plan.state_groups)]
+        out = model.forward(params, pools, tokens, batches, attention=ops)
         tokens, batch = head_inputs
         features_td = head.read_features(head_params, out.features_tf, count)
-        inputs_of_head = {"attention": attention[1], "features_td": features_td}
-        hidden_td, _, _ = head.forward(head_params, head_pools, tokens, [batch] * len(groups[1]), **inputs_of_head)
+        inputs_of_head = {"attention": of_head, "features_td": features_td}
+        hidden_td, _, _ = head.forward(head_params, head_pools, tokens, [batch] * len(of_head), **inputs_of_head)
         return jax.nn.log_softmax(head.logits(head_params, hidden_td, count))
 
     def run(sequence: np.ndarray) -> np.ndarray:
@@ -103,7 +105,7 @@ def test_depths_follow_from_the_number_of_layers() -> None:
     config = read_config("eagle3") | {"num_target_layers": 32}
     del config["eagle_config"]
     head = read_head(config)
-    assert head.features == ((2, 16, 29), 3 * 48)
+    assert head.features == FeatureSpec((2, 16, 29), 3 * 48)
     assert head.num_guessed_ids == 64
     assert not head.norms_stream
 
